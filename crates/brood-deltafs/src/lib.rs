@@ -1,0 +1,1 @@
+//! Layer stacks: overlay mounts, freezing, squashing, diffs and disk limits.

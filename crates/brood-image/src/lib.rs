@@ -1,0 +1,1 @@
+//! Sources of templates: registries, archives, Debian package sets; unpacked into layers.

@@ -1,0 +1,1 @@
+//! The system calls that no crate wraps well: each safe, documented and tested.

@@ -1,0 +1,1 @@
+//! Network namespaces, addresses, policies and name resolution of sandboxes.

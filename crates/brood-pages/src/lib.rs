@@ -1,0 +1,1 @@
+//! Codecs, pool, references and predictors for memory pages: pure, no system calls.

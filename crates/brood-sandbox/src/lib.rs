@@ -1,0 +1,1 @@
+//! The life of a sandbox: templates, isolation, tool calls, limits.

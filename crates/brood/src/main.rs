@@ -1,0 +1,3 @@
+//! The `brood` command line and daemon.
+
+fn main() {}
