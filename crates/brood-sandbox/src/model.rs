@@ -41,8 +41,8 @@ pub struct CreateRequest {
     /// Bounds on what it may use.
     #[serde(default)]
     pub limits: ResourceLimits,
-    /// It is killed when this much time has passed; none is never.
-    #[serde(default)]
+    /// It is killed when this much time has passed; none is never. On the wire `timeout_ms`.
+    #[serde(default, rename = "timeout_ms", with = "milliseconds")]
     pub timeout: Option<Duration>,
     /// Free text for the caller's own use.
     #[serde(default)]
@@ -132,8 +132,8 @@ pub struct ProcessRequest {
     /// Whether standard input is a pipe from the caller; else it is empty.
     #[serde(default)]
     pub stdin: bool,
-    /// Everything that the call started is killed after this time.
-    #[serde(default)]
+    /// Everything that the call started is killed after this time. On the wire `timeout_ms`.
+    #[serde(default, rename = "timeout_ms", with = "milliseconds")]
     pub timeout: Option<Duration>,
     /// A background process: it does not count as a tool call of the model.
     #[serde(default)]
@@ -347,4 +347,32 @@ pub struct LogRecord {
     pub stream: String,
     /// The text, with bytes that are not UTF-8 replaced.
     pub text: String,
+}
+
+/// Durations on the wire: whole milliseconds, so that every language reads them as a plain number.
+mod milliseconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        duration.map(|duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_travel_as_milliseconds() {
+        let text = r#"{"arguments":["true"],"timeout_ms":1500}"#;
+        let request: ProcessRequest = serde_json::from_str(text).unwrap();
+        assert_eq!(request.timeout, Some(Duration::from_millis(1500)));
+        assert_eq!(serde_json::to_value(&request).unwrap()["timeout_ms"], 1500);
+    }
 }
