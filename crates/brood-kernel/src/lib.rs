@@ -1,1 +1,16 @@
 //! The system calls that no crate wraps well: each safe, documented and tested.
+//!
+//! The crate knows processes, mappings and descriptors, and nothing of sandboxes.
+
+pub mod clone;
+pub mod injection;
+pub mod kcmp;
+pub mod maps;
+pub mod pagemap;
+pub mod process_memory;
+pub mod ptrace;
+pub mod shared_pages;
+pub mod userfaultfd;
+
+#[cfg(test)]
+mod test_child;
