@@ -2,15 +2,16 @@
 //!
 //! The crate knows processes, mappings and descriptors, and nothing of sandboxes.
 
+pub mod beneath;
 pub mod clone;
 pub mod injection;
 pub mod kcmp;
 pub mod maps;
+pub mod mount;
 pub mod pagemap;
 pub mod process_memory;
 pub mod ptrace;
 pub mod shared_pages;
 pub mod userfaultfd;
-
 #[cfg(test)]
 mod test_child;
