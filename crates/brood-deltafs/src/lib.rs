@@ -1,1 +1,41 @@
 //! Layer stacks: overlay mounts, freezing, squashing, diffs and disk limits.
+//!
+//! The files of a sandbox are one overlay mount: a [`LayerStack`] of immutable
+//! directories below, an [`Upper`] that takes the changes above. Everything is
+//! kept by one [`Store`], a directory that this process holds locked:
+//!
+//! ```text
+//! lock         held while the store is open
+//! layers/ID    immutable directories; their content is a layer as an overlay sees it
+//! uppers/ID/   upper: the changes; work.*: scratch space of the kernel, one a mount
+//! staging/ID   layers being built
+//! trash/ID     what a thread is removing
+//! ```
+//!
+//! A name in `layers` or `uppers` is complete: it got there by one rename.
+//! Nothing is deleted because a value went out of scope. Deletion is asked
+//! for, by [`Store::release`], [`Store::discard`] or, at start, by
+//! [`Store::retain`], which gets the list of what the owner's database knows.
+//!
+//! This crate knows nothing of sandboxes, processes or images.
+#![forbid(unsafe_code)]
+
+mod error;
+mod failure_point;
+mod freeze;
+mod id;
+mod layer;
+mod overlay;
+mod store;
+mod system_layer;
+mod trash;
+mod upper;
+
+pub use error::{Result, StoreError};
+pub use freeze::Frozen;
+pub use id::{InvalidId, LayerId, UpperId};
+pub use layer::{DEPTH_MAX, Layer, LayerStack};
+pub use overlay::OverlayMount;
+pub use store::{Retained, Staging, Store};
+pub use system_layer::SystemLayers;
+pub use upper::Upper;

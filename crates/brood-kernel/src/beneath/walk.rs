@@ -29,7 +29,10 @@ pub struct DirectoryEntry {
 /// As `getdents64(2)`.
 pub fn list_directory(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<DirectoryEntry>> {
     let mut entries = Vec::new();
-    for entry in Dir::read_from(directory)? {
+    // Opened again: it may be a bare O_PATH, and has a position of its own.
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let own = rustix::fs::openat(directory, c".", flags, Mode::empty())?;
+    for entry in Dir::new(own)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
         if name == b"." || name == b".." {

@@ -1,0 +1,73 @@
+//! Uppers: the writable side of a mount.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Named, Result};
+use crate::id::{UpperId, random_name};
+
+/// Name of the directory with the changes, inside the upper's own.
+pub(crate) const CHANGES: &str = "upper";
+
+/// A directory that takes the changes of one sandbox, with the scratch space
+/// that the kernel needs beside it. Dropping the value deletes nothing.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Upper {
+    pub(crate) id: UpperId,
+    /// Holds `upper` and one `work.*` for each mount.
+    pub(crate) directory: PathBuf,
+}
+
+impl Upper {
+    /// Makes an empty upper in `parent` whose root looks like `root`: the root
+    /// of an overlay takes owner and mode from its upper.
+    pub(crate) fn create(parent: &Path, staging: &Path, root: &Path) -> Result<Self> {
+        let id = UpperId::random().named("name for an upper in", parent)?;
+        let half_made = staging.join(id.as_str());
+        make_private_directory(&half_made)?;
+        let changes = half_made.join(CHANGES);
+        make_private_directory(&changes)?;
+        copy_root(root, &changes)?;
+        let directory = parent.join(id.as_str());
+        fs::rename(&half_made, &directory).named("rename", &half_made)?;
+        Ok(Self { id, directory })
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> &UpperId {
+        &self.id
+    }
+
+    /// The directory with the changes, in the form an overlay gives them.
+    #[must_use]
+    pub fn changes(&self) -> PathBuf {
+        self.directory.join(CHANGES)
+    }
+
+    /// A new work directory for one mount. A work directory that a mount has
+    /// used before costs milliseconds to clean, and one that was volatile
+    /// cannot be used again at all.
+    pub(crate) fn make_work_directory(&self) -> Result<PathBuf> {
+        let name = random_name().named("name for a work directory in", &self.directory)?;
+        let work = self.directory.join(format!("work.{name}"));
+        make_private_directory(&work)?;
+        Ok(work)
+    }
+}
+
+/// Makes a directory that only the engine may enter.
+pub(crate) fn make_private_directory(path: &Path) -> Result<()> {
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(path)
+        .named("make directory", path)
+}
+
+/// Gives `to` owner and mode of the layer root `from`.
+pub(crate) fn copy_root(from: &Path, to: &Path) -> Result<()> {
+    let root = fs::metadata(from).named("status of", from)?;
+    std::os::unix::fs::chown(to, Some(root.uid()), Some(root.gid())).named("set owner of", to)?;
+    fs::set_permissions(to, root.permissions()).named("set mode of", to)
+}

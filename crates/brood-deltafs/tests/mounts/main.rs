@@ -1,0 +1,6 @@
+//! The store on real overlay mounts. Needs root.
+#![allow(clippy::unwrap_used, reason = "every function here is part of a test")]
+
+mod fixture;
+mod freeze;
+mod store;
