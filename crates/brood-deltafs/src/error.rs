@@ -84,10 +84,6 @@ pub(crate) trait Named<T> {
 
 impl<T, E: Into<io::Error>> Named<T> for std::result::Result<T, E> {
     fn named(self, step: &'static str, path: &Path) -> Result<T> {
-        self.map_err(|source| StoreError::File {
-            step,
-            path: path.to_owned(),
-            source: source.into(),
-        })
+        self.map_err(|source| StoreError::File { step, path: path.to_owned(), source: source.into() })
     }
 }

@@ -10,8 +10,7 @@ pub(crate) fn reach(name: &str) {
     #[cfg(debug_assertions)]
     if std::env::var_os(VARIABLE).is_some_and(|value| value == name) {
         let own = rustix::process::getpid();
-        rustix::process::kill_process(own, rustix::process::Signal::KILL)
-            .expect("a process may kill itself");
+        rustix::process::kill_process(own, rustix::process::Signal::KILL).expect("a process may kill itself");
     }
     #[cfg(not(debug_assertions))]
     let _: &str = name;

@@ -45,12 +45,10 @@ impl Store {
         let note = upper.directory.join(NOTE);
         let fresh = self.make_upper(&changes)?;
         failure_point::reach("freeze.upper-made");
-        let renamed = fs::write(&note, id.as_str())
-            .named("write", &note)
-            .and_then(|()| {
-                failure_point::reach("freeze.noted");
-                fs::rename(&changes, &path).named("rename", &changes)
-            });
+        let renamed = fs::write(&note, id.as_str()).named("write", &note).and_then(|()| {
+            failure_point::reach("freeze.noted");
+            fs::rename(&changes, &path).named("rename", &changes)
+        });
         if let Err(error) = renamed {
             drop(fs::remove_file(&note));
             self.discard(fresh)?;
@@ -58,11 +56,7 @@ impl Store {
         }
         failure_point::reach("freeze.renamed");
         let layer = self.register(id, path);
-        Ok(Frozen {
-            stack: stack.with_top(layer),
-            upper: fresh,
-            old_directory: upper.directory.clone(),
-        })
+        Ok(Frozen { stack: stack.with_top(layer), upper: fresh, old_directory: upper.directory.clone() })
     }
 
     /// Undoes a freeze, for when the new stack could not be mounted or
@@ -71,11 +65,7 @@ impl Store {
     /// # Errors
     /// As `rename(2)`.
     pub fn undo_freeze(&self, frozen: Frozen) -> Result<()> {
-        let Frozen {
-            stack,
-            upper,
-            old_directory,
-        } = frozen;
+        let Frozen { stack, upper, old_directory } = frozen;
         let Some(top) = stack.top() else {
             return Ok(());
         };

@@ -22,10 +22,7 @@ pub struct InvalidId {
 fn checked(kind: &'static str, text: &str) -> Result<Box<str>, InvalidId> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if text.is_empty() || text.len() > ID_BYTES_MAX || !text.bytes().all(good) {
-        return Err(InvalidId {
-            kind,
-            text: text.to_owned(),
-        });
+        return Err(InvalidId { kind, text: text.to_owned() });
     }
     Ok(text.into())
 }
@@ -113,18 +110,7 @@ mod tests {
 
     #[test]
     fn ids_are_safe_file_names() {
-        for bad in [
-            "",
-            ".",
-            "..",
-            "a/b",
-            "A",
-            "a.b",
-            "ä",
-            "a\0",
-            "a\n",
-            &"a".repeat(161),
-        ] {
+        for bad in ["", ".", "..", "a/b", "A", "a.b", "ä", "a\0", "a\n", &"a".repeat(161)] {
             assert!(bad.parse::<LayerId>().is_err(), "{bad:?}");
         }
         let id: LayerId = "sha256-00ff".parse().expect("a good id");
@@ -133,9 +119,7 @@ mod tests {
 
     #[test]
     fn random_ids_differ_and_parse() {
-        let ids: Vec<_> = (0..100)
-            .map(|_| UpperId::random().expect("random"))
-            .collect();
+        let ids: Vec<_> = (0..100).map(|_| UpperId::random().expect("random")).collect();
         let distinct: std::collections::HashSet<_> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len());
         assert!(ids.iter().all(|id| id.as_str().parse() == Ok(id.clone())));

@@ -63,9 +63,7 @@ impl LayerStack {
     /// A stack of `layers`, topmost first.
     #[must_use]
     pub fn new(layers: impl IntoIterator<Item = Layer>) -> Self {
-        Self {
-            layers: layers.into_iter().collect(),
-        }
+        Self { layers: layers.into_iter().collect() }
     }
 
     /// The layers, topmost first.

@@ -21,12 +21,8 @@ use crate::upper::Upper;
 ///   squashed and exported by itself.
 /// - `xino=on`: one device number and constant inode numbers also where the
 ///   layers are on several file systems.
-const OPTIONS: &[(&str, Option<&str>)] = &[
-    ("redirect_dir", Some("on")),
-    ("index", Some("off")),
-    ("metacopy", Some("off")),
-    ("xino", Some("on")),
-];
+const OPTIONS: &[(&str, Option<&str>)] =
+    &[("redirect_dir", Some("on")), ("index", Some("off")), ("metacopy", Some("off")), ("xino", Some("on"))];
 
 /// No sync when the mount or a file in it is synced or unmounted: durability
 /// is the engine's own doing, when a checkpoint is made durable.
@@ -53,10 +49,7 @@ impl OverlayMount {
         let changes = upper.changes();
         let work = upper.make_work_directory()?;
         let options: Vec<_> = OPTIONS.iter().copied().chain([VOLATILE]).collect();
-        let upper = OverlayUpper {
-            upper: &changes,
-            work: &work,
-        };
+        let upper = OverlayUpper { upper: &changes, work: &work };
         mount(stack, top, Some(upper), &options)
     }
 
@@ -73,10 +66,7 @@ impl OverlayMount {
 fn mountable(stack: &LayerStack) -> Result<&Layer> {
     match stack.top() {
         Some(top) if stack.depth() <= DEPTH_MAX => Ok(top),
-        _ => Err(StoreError::Depth {
-            depth: stack.depth(),
-            max: DEPTH_MAX,
-        }),
+        _ => Err(StoreError::Depth { depth: stack.depth(), max: DEPTH_MAX }),
     }
 }
 
@@ -87,16 +77,10 @@ fn mount(
     options: &[(&'static str, Option<&str>)],
 ) -> Result<OverlayMount> {
     let lowers: Vec<&Path> = stack.layers().iter().map(Layer::path).collect();
-    let overlay = Overlay {
-        lowers: &lowers,
-        upper,
-    };
+    let overlay = Overlay { lowers: &lowers, upper };
     let mount = overlay
         .mount(options, MountAttrFlags::MOUNT_ATTR_NOATIME)
-        .map_err(|source| StoreError::Mount {
-            top: top.id().clone(),
-            source,
-        })?;
+        .map_err(|source| StoreError::Mount { top: top.id().clone(), source })?;
     Ok(OverlayMount { mount })
 }
 

@@ -61,8 +61,7 @@ impl Store {
         let root = fs::canonicalize(root).named("resolve", root)?;
         let lock = lock(&root)?;
         // Layers hold setuid files of the shifted range: nobody else gets in.
-        fs::set_permissions(&root, fs::Permissions::from_mode(0o700))
-            .named("set mode of", &root)?;
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).named("set mode of", &root)?;
         for name in ["layers", "uppers", "staging", "trash"] {
             let path = root.join(name);
             if !path.exists() {
@@ -71,13 +70,7 @@ impl Store {
         }
         let trash = Trash::new(root.join("trash"))?;
         let layers = Mutex::default();
-        let store = Self(Arc::new(Inner {
-            root,
-            id_base,
-            layers,
-            trash,
-            _lock: lock,
-        }));
+        let store = Self(Arc::new(Inner { root, id_base, layers, trash, _lock: lock }));
         for path in list(&store.staging_path())? {
             store.throw(&path)?;
         }
@@ -132,14 +125,10 @@ impl Store {
         let name = random_name().named("name in", &self.staging_path())?;
         let path = self.staging_path().join(name);
         make_private_directory(&path)?;
-        let staging = Staging {
-            store: self.clone(),
-            path,
-        };
+        let staging = Staging { store: self.clone(), path };
         let base = Some(self.0.id_base);
         std::os::unix::fs::chown(&staging.path, base, base).named("set owner of", &staging.path)?;
-        fs::set_permissions(&staging.path, fs::Permissions::from_mode(0o755))
-            .named("set mode of", &staging.path)?;
+        fs::set_permissions(&staging.path, fs::Permissions::from_mode(0o755)).named("set mode of", &staging.path)?;
         Ok(staging)
     }
 
@@ -149,10 +138,7 @@ impl Store {
     /// [`StoreError::Depth`] for an empty stack, or as file operations.
     pub fn new_upper(&self, stack: &LayerStack) -> Result<Upper> {
         let Some(top) = stack.top() else {
-            return Err(StoreError::Depth {
-                depth: 0,
-                max: crate::layer::DEPTH_MAX,
-            });
+            return Err(StoreError::Depth { depth: 0, max: crate::layer::DEPTH_MAX });
         };
         self.make_upper(top.path())
     }
@@ -162,15 +148,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoUpper`].
     pub fn upper(&self, id: &UpperId) -> Result<Upper> {
-        let upper = Upper {
-            id: id.clone(),
-            directory: self.uppers_path().join(id.as_str()),
-        };
-        if upper.changes().is_dir() {
-            Ok(upper)
-        } else {
-            Err(StoreError::NoUpper { id: id.clone() })
-        }
+        let upper = Upper { id: id.clone(), directory: self.uppers_path().join(id.as_str()) };
+        if upper.changes().is_dir() { Ok(upper) } else { Err(StoreError::NoUpper { id: id.clone() }) }
     }
 
     /// Deletes `upper`. Its mount may still exist, but must not be used.
@@ -195,9 +174,7 @@ impl Store {
         drop(stack.into_layers());
         let mut removed = Vec::new();
         for id in ids {
-            let unused = registered
-                .get(&id)
-                .is_some_and(|layer| Arc::strong_count(&layer.0) == 1);
+            let unused = registered.get(&id).is_some_and(|layer| Arc::strong_count(&layer.0) == 1);
             if unused && let Some(layer) = registered.remove(&id) {
                 self.throw(layer.path())?;
                 removed.push(id);
@@ -295,24 +272,15 @@ impl Drop for Staging {
 /// Paths of everything in `directory`.
 fn list(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(directory).named("read directory", directory)?;
-    entries
-        .map(|entry| Ok(entry.named("read directory", directory)?.path()))
-        .collect()
+    entries.map(|entry| Ok(entry.named("read directory", directory)?.path())).collect()
 }
 
 fn lock(root: &Path) -> Result<File> {
     let path = root.join("lock");
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .named("open", &path)?;
+    let file = File::options().create(true).truncate(false).write(true).open(&path).named("open", &path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => Err(StoreError::Locked {
-            path: root.to_owned(),
-        }),
+        Err(Errno::WOULDBLOCK) => Err(StoreError::Locked { path: root.to_owned() }),
         Err(errno) => Err(errno).named("lock", &path),
     }
 }

@@ -39,25 +39,13 @@ const LINKS: &[(&str, &str)] = &[
 ];
 
 /// Directories of the layer above the image: path, mode.
-const MOUNT_POINTS: &[(&str, u32)] = &[
-    ("dev", 0o755),
-    ("dev/pts", 0o755),
-    ("dev/shm", 0o1777),
-    ("dev/mqueue", 0o1777),
-    ("proc", 0o555),
-    ("sys", 0o555),
-];
+const MOUNT_POINTS: &[(&str, u32)] =
+    &[("dev", 0o755), ("dev/pts", 0o755), ("dev/shm", 0o1777), ("dev/mqueue", 0o1777), ("proc", 0o555), ("sys", 0o555)];
 
 /// Directories of the layer below the image: path, mode. Where the image has
 /// something of that name, the image's counts.
-const SKELETON: &[(&str, u32)] = &[
-    ("etc", 0o755),
-    ("root", 0o700),
-    ("run", 0o755),
-    ("tmp", 0o1777),
-    ("var", 0o755),
-    ("var/tmp", 0o1777),
-];
+const SKELETON: &[(&str, u32)] =
+    &[("etc", 0o755), ("root", 0o700), ("run", 0o755), ("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777)];
 
 /// The two layers that enclose those of an image.
 #[derive(Clone, Debug)]
@@ -77,10 +65,7 @@ impl SystemLayers {
     /// # Errors
     /// As file operations.
     pub fn open(store: &Store) -> Result<Self> {
-        Ok(Self {
-            above: layer(store, "above", fill_above)?,
-            below: layer(store, "below", fill_below)?,
-        })
+        Ok(Self { above: layer(store, "above", fill_above)?, below: layer(store, "below", fill_below)? })
     }
 
     /// The stack of an image, `layers` topmost first, complete with what every
@@ -95,9 +80,7 @@ impl SystemLayers {
 
 fn layer(store: &Store, name: &str, fill: fn(&Path, u32) -> Result<()>) -> Result<Layer> {
     let base = store.id_base();
-    let id: LayerId = format!("system-{name}-{VERSION}-{base}")
-        .parse()
-        .expect("letters, digits and dashes make an id");
+    let id: LayerId = format!("system-{name}-{VERSION}-{base}").parse().expect("letters, digits and dashes make an id");
     if let Ok(layer) = store.layer(&id) {
         return Ok(layer);
     }
@@ -109,18 +92,11 @@ fn layer(store: &Store, name: &str, fill: fn(&Path, u32) -> Result<()>) -> Resul
 fn fill_above(root: &Path, base: u32) -> Result<()> {
     make_directories(root, base, MOUNT_POINTS)?;
     let dev = root.join("dev");
-    rustix::fs::setxattr(&dev, "trusted.overlay.opaque", b"y", XattrFlags::empty())
-        .named("mark as opaque", &dev)?;
+    rustix::fs::setxattr(&dev, "trusted.overlay.opaque", b"y", XattrFlags::empty()).named("mark as opaque", &dev)?;
     for &(name, major, minor, group) in DEVICES {
         let path = dev.join(name);
-        mknodat(
-            CWD,
-            &path,
-            FileType::CharacterDevice,
-            Mode::empty(),
-            makedev(major, minor),
-        )
-        .named("make device", &path)?;
+        mknodat(CWD, &path, FileType::CharacterDevice, Mode::empty(), makedev(major, minor))
+            .named("make device", &path)?;
         own(&path, base, base + group, 0o666)?;
     }
     for &(name, target) in LINKS {

@@ -49,15 +49,8 @@ pub(crate) struct Trash {
 impl Trash {
     /// Takes `path`, which must exist, and starts removing what is in it.
     pub(crate) fn new(path: PathBuf) -> Result<Self> {
-        let state = Mutex::new(State {
-            dirty: true,
-            ..State::default()
-        });
-        let shared = Arc::new(Shared {
-            path,
-            state,
-            changed: Condvar::new(),
-        });
+        let state = Mutex::new(State { dirty: true, ..State::default() });
+        let shared = Arc::new(Shared { path, state, changed: Condvar::new() });
         let worker = std::thread::Builder::new()
             .name("deltafs-trash".to_owned())
             .spawn({
@@ -65,10 +58,7 @@ impl Trash {
                 move || work(&shared)
             })
             .named("start the thread for", &shared.path)?;
-        Ok(Self {
-            shared,
-            worker: Some(worker),
-        })
+        Ok(Self { shared, worker: Some(worker) })
     }
 
     /// Moves `path` into the trash. False when it does not exist.
@@ -88,11 +78,7 @@ impl Trash {
     pub(crate) fn wait_empty(&self) {
         let mut state = self.shared.lock();
         while state.dirty || state.busy {
-            state = self
-                .shared
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -116,10 +102,7 @@ fn work(shared: &Shared) {
             return;
         }
         if !state.dirty {
-            state = shared
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
         }
         state.dirty = false;

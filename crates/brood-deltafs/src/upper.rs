@@ -59,10 +59,7 @@ impl Upper {
 
 /// Makes a directory that only the engine may enter.
 pub(crate) fn make_private_directory(path: &Path) -> Result<()> {
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .create(path)
-        .named("make directory", path)
+    fs::DirBuilder::new().mode(0o700).create(path).named("make directory", path)
 }
 
 /// Gives `to` owner and mode of the layer root `from`.

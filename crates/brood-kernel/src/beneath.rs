@@ -16,8 +16,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, Stat, mkdirat, openat2, readlinkat,
-    renameat_with, statat, symlinkat, unlinkat,
+    AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, Stat, mkdirat, openat2, readlinkat, renameat_with, statat,
+    symlinkat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -44,11 +44,7 @@ pub struct BeneathError {
 
 impl BeneathError {
     pub(crate) fn new(step: &'static str, path: &Path, source: Errno) -> Self {
-        Self {
-            step,
-            path: path.to_owned(),
-            source,
-        }
+        Self { step, path: path.to_owned(), source }
     }
 
     /// Whether the object named does not exist.
@@ -116,16 +112,9 @@ impl Root {
     pub fn create_file(&self, path: &Path, mode: Mode) -> Result<OwnedFd> {
         let (parent, name) = self.parent(path)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let file = resolve(
-            parent.as_fd(),
-            Path::new(name),
-            flags,
-            mode,
-            ResolveFlags::BENEATH,
-        )
-        .map_err(|errno| BeneathError::new("create", path, errno))?;
-        rustix::fs::fchmod(&file, mode)
-            .map_err(|errno| BeneathError::new("set mode of", path, errno))?;
+        let file = resolve(parent.as_fd(), Path::new(name), flags, mode, ResolveFlags::BENEATH)
+            .map_err(|errno| BeneathError::new("create", path, errno))?;
+        rustix::fs::fchmod(&file, mode).map_err(|errno| BeneathError::new("set mode of", path, errno))?;
         Ok(file)
     }
 
@@ -135,8 +124,7 @@ impl Root {
     /// EEXIST, or as `mkdirat(2)`.
     pub fn make_directory(&self, path: &Path, mode: Mode) -> Result<()> {
         let (parent, name) = self.parent(path)?;
-        mkdirat(&parent, name, mode)
-            .map_err(|errno| BeneathError::new("make directory", path, errno))
+        mkdirat(&parent, name, mode).map_err(|errno| BeneathError::new("make directory", path, errno))
     }
 
     /// Makes the directory `path` and what is missing above it. Existing
@@ -173,8 +161,7 @@ impl Root {
     /// EEXIST, or as `symlinkat(2)`.
     pub fn make_symlink(&self, target: &OsStr, path: &Path) -> Result<()> {
         let (parent, name) = self.parent(path)?;
-        symlinkat(target, &parent, name)
-            .map_err(|errno| BeneathError::new("make symbolic link", path, errno))
+        symlinkat(target, &parent, name).map_err(|errno| BeneathError::new("make symbolic link", path, errno))
     }
 
     /// The text of the symbolic link `path`.
@@ -224,8 +211,7 @@ impl Root {
     /// EISDIR, or as `unlinkat(2)`.
     pub fn remove_file(&self, path: &Path) -> Result<()> {
         let (parent, name) = self.parent(path)?;
-        unlinkat(&parent, name, AtFlags::empty())
-            .map_err(|errno| BeneathError::new("remove", path, errno))
+        unlinkat(&parent, name, AtFlags::empty()).map_err(|errno| BeneathError::new("remove", path, errno))
     }
 
     /// Removes `path`, whatever it is, with everything below. Mounts below
@@ -235,8 +221,7 @@ impl Root {
     /// As `unlinkat(2)`; what was removed until then is gone.
     pub fn remove_tree(&self, path: &Path) -> Result<()> {
         let (parent, name) = self.parent(path)?;
-        remove_tree_at(parent.as_fd(), name)
-            .map_err(|errno| BeneathError::new("remove", path, errno))
+        remove_tree_at(parent.as_fd(), name).map_err(|errno| BeneathError::new("remove", path, errno))
     }
 
     /// Everything below the directory `path`, parents before children,
@@ -262,14 +247,8 @@ impl Root {
             _ => Path::new("."),
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY;
-        let parent = resolve(
-            self.as_fd(),
-            parent,
-            flags,
-            Mode::empty(),
-            ResolveFlags::IN_ROOT,
-        )
-        .map_err(|errno| BeneathError::new("resolve", path, errno))?;
+        let parent = resolve(self.as_fd(), parent, flags, Mode::empty(), ResolveFlags::IN_ROOT)
+            .map_err(|errno| BeneathError::new("resolve", path, errno))?;
         Ok((parent, name))
     }
 }
@@ -300,28 +279,14 @@ fn resolve(
 ) -> rustix::io::Result<OwnedFd> {
     let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
     // O_PATH takes no other flags of this kind, and openat2 is strict.
-    let flags = if flags.contains(OFlags::PATH) {
-        flags - OFlags::NOCTTY
-    } else {
-        flags
-    };
+    let flags = if flags.contains(OFlags::PATH) { flags - OFlags::NOCTTY } else { flags };
     // openat2 refuses a mode when nothing can be created.
     let creates = flags.intersects(OFlags::CREATE | OFlags::TMPFILE);
     let mode = if creates { mode } else { Mode::empty() };
-    let path = if path.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        path
-    };
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let mut last = Errno::AGAIN;
     for _ in 0..RESOLVE_ATTEMPTS_MAX {
-        match openat2(
-            directory,
-            path,
-            flags,
-            mode,
-            how | ResolveFlags::NO_MAGICLINKS,
-        ) {
+        match openat2(directory, path, flags, mode, how | ResolveFlags::NO_MAGICLINKS) {
             Err(errno @ (Errno::AGAIN | Errno::INTR)) => last = errno,
             result => return result,
         }

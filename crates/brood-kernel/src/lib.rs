@@ -13,5 +13,6 @@ pub mod process_memory;
 pub mod ptrace;
 pub mod shared_pages;
 pub mod userfaultfd;
+
 #[cfg(test)]
 mod test_child;

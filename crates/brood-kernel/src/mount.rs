@@ -14,9 +14,8 @@ use linux_raw_sys::general::mount_attr;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
-    open_tree,
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
 };
 
 /// Longest string that `fsconfig(2)` takes, without the final NUL.
@@ -43,12 +42,7 @@ pub struct MountError {
 
 impl MountError {
     fn new(step: &'static str, object: impl Into<String>, source: Errno) -> Self {
-        Self {
-            step,
-            object: object.into(),
-            message: String::new(),
-            source,
-        }
+        Self { step, object: object.into(), message: String::new(), source }
     }
 }
 
@@ -69,13 +63,8 @@ impl FsContext {
     /// # Errors
     /// The kernel does not know the type, or the caller lacks CAP_SYS_ADMIN.
     pub fn new(kind: &'static str) -> Result<Self, MountError> {
-        let fd = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)
-            .map_err(|errno| MountError::new("fsopen", kind, errno))?;
-        Ok(Self {
-            fd,
-            kind,
-            held: Vec::new(),
-        })
+        let fd = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| MountError::new("fsopen", kind, errno))?;
+        Ok(Self { fd, kind, held: Vec::new() })
     }
 
     /// Sets an option that has no value.
@@ -91,8 +80,7 @@ impl FsContext {
     /// # Errors
     /// The file system refuses the option or its value.
     pub fn string(&mut self, key: &'static str, value: &str) -> Result<(), MountError> {
-        fsconfig_set_string(self.fd.as_fd(), key, value)
-            .map_err(|errno| self.failed(key, value, errno))
+        fsconfig_set_string(self.fd.as_fd(), key, value).map_err(|errno| self.failed(key, value, errno))
     }
 
     /// Sets an option to a path, whatever its length and characters. The path
@@ -103,8 +91,8 @@ impl FsContext {
     /// The path cannot be opened, or the file system refuses it.
     pub fn path(&mut self, key: &'static str, path: &Path) -> Result<(), MountError> {
         let bytes = path.as_os_str().as_bytes();
-        let plain = bytes.len() <= FSCONFIG_STRING_BYTES_MAX
-            && !bytes.iter().any(|byte| matches!(byte, b'\\' | b':' | b','));
+        let plain =
+            bytes.len() <= FSCONFIG_STRING_BYTES_MAX && !bytes.iter().any(|byte| matches!(byte, b'\\' | b':' | b','));
         if plain {
             return fsconfig_set_string(self.fd.as_fd(), key, path)
                 .map_err(|errno| self.failed(key, &path.to_string_lossy(), errno));
@@ -129,17 +117,8 @@ impl FsContext {
     }
 
     fn failed(&self, step: &'static str, value: &str, source: Errno) -> MountError {
-        let object = if value.is_empty() {
-            self.kind.to_owned()
-        } else {
-            format!("{}: {value}", self.kind)
-        };
-        MountError {
-            step,
-            object,
-            message: self.kernel_messages(),
-            source,
-        }
+        let object = if value.is_empty() { self.kind.to_owned() } else { format!("{}: {value}", self.kind) };
+        MountError { step, object, message: self.kernel_messages(), source }
     }
 
     /// Reads what the kernel logged in the context, one message a read.
@@ -171,19 +150,9 @@ pub fn descriptor_path(fd: BorrowedFd<'_>) -> PathBuf {
 ///
 /// # Errors
 /// `path` does not exist or is of the other kind (file against directory).
-pub fn attach(
-    mount: BorrowedFd<'_>,
-    directory: BorrowedFd<'_>,
-    path: &Path,
-) -> Result<(), MountError> {
-    move_mount(
-        mount,
-        c"",
-        directory,
-        path,
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )
-    .map_err(|errno| MountError::new("move_mount", path.to_string_lossy(), errno))
+pub fn attach(mount: BorrowedFd<'_>, directory: BorrowedFd<'_>, path: &Path) -> Result<(), MountError> {
+    move_mount(mount, c"", directory, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .map_err(|errno| MountError::new("move_mount", path.to_string_lossy(), errno))
 }
 
 /// Attaches a detached mount on exactly the file or directory that `target`
@@ -193,8 +162,7 @@ pub fn attach(
 /// `target` is not in this mount namespace, or of the other kind.
 pub fn attach_on(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), MountError> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(mount, c"", target, c"", flags)
-        .map_err(|errno| MountError::new("move_mount", "descriptor", errno))
+    move_mount(mount, c"", target, c"", flags).map_err(|errno| MountError::new("move_mount", "descriptor", errno))
 }
 
 /// Makes a detached copy of the mount at `path` below `directory`, which is
@@ -203,11 +171,7 @@ pub fn attach_on(mount: BorrowedFd<'_>, target: BorrowedFd<'_>) -> Result<(), Mo
 ///
 /// # Errors
 /// `path` does not exist, or is not in this mount namespace.
-pub fn clone_tree(
-    directory: BorrowedFd<'_>,
-    path: &Path,
-    recursive: bool,
-) -> Result<OwnedFd, MountError> {
+pub fn clone_tree(directory: BorrowedFd<'_>, path: &Path, recursive: bool) -> Result<OwnedFd, MountError> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::AT_SYMLINK_NOFOLLOW
@@ -215,8 +179,7 @@ pub fn clone_tree(
     if recursive {
         flags |= OpenTreeFlags::AT_RECURSIVE;
     }
-    open_tree(directory, path, flags)
-        .map_err(|errno| MountError::new("open_tree", path.to_string_lossy(), errno))
+    open_tree(directory, path, flags).map_err(|errno| MountError::new("open_tree", path.to_string_lossy(), errno))
 }
 
 /// Whether a change of mount attributes reaches the mounts below as well.
@@ -239,12 +202,8 @@ pub fn set_attributes(
     clear: MountAttrFlags,
     reach: Reach,
 ) -> Result<(), MountError> {
-    let attributes = mount_attr {
-        attr_set: set.bits().into(),
-        attr_clr: clear.bits().into(),
-        propagation: 0,
-        userns_fd: 0,
-    };
+    let attributes =
+        mount_attr { attr_set: set.bits().into(), attr_clr: clear.bits().into(), propagation: 0, userns_fd: 0 };
     mount_setattr(mount, &attributes, reach)
 }
 
@@ -253,21 +212,13 @@ pub fn set_attributes(
 /// # Errors
 /// EINVAL when `mount` is not the root of a mount.
 pub fn set_private(mount: BorrowedFd<'_>, reach: Reach) -> Result<(), MountError> {
-    let attributes = mount_attr {
-        attr_set: 0,
-        attr_clr: 0,
-        propagation: linux_raw_sys::general::MS_PRIVATE.into(),
-        userns_fd: 0,
-    };
+    let attributes =
+        mount_attr { attr_set: 0, attr_clr: 0, propagation: linux_raw_sys::general::MS_PRIVATE.into(), userns_fd: 0 };
     mount_setattr(mount, &attributes, reach)
 }
 
 /// `mount_setattr(2)` on a descriptor.
-fn mount_setattr(
-    mount: BorrowedFd<'_>,
-    attributes: &mount_attr,
-    reach: Reach,
-) -> Result<(), MountError> {
+fn mount_setattr(mount: BorrowedFd<'_>, attributes: &mount_attr, reach: Reach) -> Result<(), MountError> {
     let mut flags = libc::AT_EMPTY_PATH;
     if reach == Reach::Tree {
         flags |= libc::AT_RECURSIVE;
@@ -387,10 +338,7 @@ mod tests {
         let none = MountAttrFlags::empty();
         let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY;
         set_attributes(mount.as_fd(), read_only, none, Reach::One).unwrap();
-        assert_eq!(
-            rustix::fs::mkdirat(&mount, "a", Mode::RWXU),
-            Err(Errno::ROFS)
-        );
+        assert_eq!(rustix::fs::mkdirat(&mount, "a", Mode::RWXU), Err(Errno::ROFS));
         set_attributes(mount.as_fd(), none, read_only, Reach::Tree).unwrap();
         rustix::fs::mkdirat(&mount, "a", Mode::RWXU).unwrap();
         set_private(mount.as_fd(), Reach::One).unwrap();
@@ -399,21 +347,14 @@ mod tests {
     #[test]
     fn attributes_of_something_that_is_no_mount_are_refused() {
         let directory = open_directory(Path::new("/proc/self")).unwrap();
-        let error = set_attributes(
-            directory.as_fd(),
-            MountAttrFlags::MOUNT_ATTR_RDONLY,
-            MountAttrFlags::empty(),
-            Reach::One,
-        );
+        let error =
+            set_attributes(directory.as_fd(), MountAttrFlags::MOUNT_ATTR_RDONLY, MountAttrFlags::empty(), Reach::One);
         assert_eq!(error.unwrap_err().source, Errno::INVAL);
     }
 
     #[test]
     fn the_kernel_s_explanation_reaches_the_error() {
-        let overlay = Overlay {
-            lowers: &[Path::new("/proc/self/no-such-layer")],
-            upper: None,
-        };
+        let overlay = Overlay { lowers: &[Path::new("/proc/self/no-such-layer")], upper: None };
         let error = overlay.mount(&[], MountAttrFlags::empty()).unwrap_err();
         assert!(error.to_string().contains("no-such-layer"), "{error}");
     }

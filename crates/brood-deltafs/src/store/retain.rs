@@ -61,9 +61,7 @@ impl Store {
             return false;
         };
         let mut registered = self.layers();
-        let in_use = registered
-            .get(&id)
-            .is_some_and(|layer| std::sync::Arc::strong_count(&layer.0) > 1);
+        let in_use = registered.get(&id).is_some_and(|layer| std::sync::Arc::strong_count(&layer.0) > 1);
         if wanted.contains(&id) || in_use {
             return true;
         }
@@ -78,11 +76,7 @@ fn name_of(path: &Path) -> Option<&str> {
 
 /// Puts the changes back into the upper in `directory` if a freeze had begun
 /// and its layer is not in `layers`.
-fn undo_interrupted_freeze(
-    store: &Store,
-    directory: &Path,
-    layers: &HashSet<LayerId>,
-) -> Result<bool> {
+fn undo_interrupted_freeze(store: &Store, directory: &Path, layers: &HashSet<LayerId>) -> Result<bool> {
     let note = directory.join(NOTE);
     let text = match fs::read_to_string(&note) {
         Ok(text) => text,
@@ -92,10 +86,7 @@ fn undo_interrupted_freeze(
     let changes = directory.join(CHANGES);
     // An id that does not parse was cut off while it was written, and then
     // the rename had not begun.
-    let layer = text
-        .parse::<LayerId>()
-        .ok()
-        .filter(|id| !layers.contains(id));
+    let layer = text.parse::<LayerId>().ok().filter(|id| !layers.contains(id));
     if let Some(id) = layer
         && !changes.exists()
     {

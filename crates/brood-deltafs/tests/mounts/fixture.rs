@@ -49,11 +49,7 @@ impl Place {
         let store = Store::open(directory.path(), ID_BASE).unwrap();
         let image = image_layer(&store);
         let stack = SystemLayers::open(&store).unwrap().enclose([image]);
-        Self {
-            store,
-            stack,
-            directory,
-        }
+        Self { store, stack, directory }
     }
 }
 
@@ -86,10 +82,7 @@ impl Mounted {
 
     pub fn of(overlay: OverlayMount) -> Self {
         let path = descriptor_path(overlay.as_fd());
-        Self {
-            _overlay: overlay,
-            path,
-        }
+        Self { _overlay: overlay, path }
     }
 
     pub fn write(&self, path: &str, text: &str) {

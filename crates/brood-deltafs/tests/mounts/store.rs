@@ -9,9 +9,7 @@ use crate::fixture::{ID_BASE, Mounted, Place, TemporaryDirectory, image_layer};
 
 fn names(path: &Path) -> HashSet<String> {
     let entries = fs::read_dir(path).unwrap();
-    entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect()
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 #[test]
@@ -26,10 +24,7 @@ fn a_mount_shows_image_and_system_layers() {
     let null = fs::metadata(mounted.path.join("dev/null")).unwrap();
     assert!(null.file_type().is_char_device());
     assert_eq!((null.uid(), null.mode() & 0o7777), (ID_BASE, 0o666));
-    assert_eq!(
-        fs::metadata(mounted.path.join("dev/tty")).unwrap().gid(),
-        ID_BASE + 5
-    );
+    assert_eq!(fs::metadata(mounted.path.join("dev/tty")).unwrap().gid(), ID_BASE + 5);
     fs::write(mounted.path.join("dev/null"), "swallowed").unwrap();
     assert_eq!(mounted.read("dev/null"), "");
     let full = fs::write(mounted.path.join("dev/full"), "x").unwrap_err();
@@ -37,14 +32,8 @@ fn a_mount_shows_image_and_system_layers() {
     let tmp = fs::metadata(mounted.path.join("tmp")).unwrap();
     assert_eq!(tmp.permissions().mode() & 0o7777, 0o1777);
     let devices = ["null", "zero", "full", "random", "urandom", "tty"];
-    let others = [
-        "ptmx", "fd", "stdin", "stdout", "stderr", "pts", "shm", "mqueue",
-    ];
-    let expected = devices
-        .iter()
-        .chain(&others)
-        .map(|name| (*name).to_owned())
-        .collect();
+    let others = ["ptmx", "fd", "stdin", "stdout", "stderr", "pts", "shm", "mqueue"];
+    let expected = devices.iter().chain(&others).map(|name| (*name).to_owned()).collect();
     assert_eq!(names(&mounted.path.join("dev")), expected);
 }
 
@@ -77,10 +66,7 @@ fn a_store_is_opened_once_and_reopened_after() {
     let directory = TemporaryDirectory::new();
     let store = Store::open(directory.path(), ID_BASE).unwrap();
     let locked = Store::open(directory.path(), ID_BASE);
-    assert!(
-        matches!(locked, Err(StoreError::Locked { .. })),
-        "{locked:?}"
-    );
+    assert!(matches!(locked, Err(StoreError::Locked { .. })), "{locked:?}");
     let id = image_layer(&store).id().clone();
     let half_made = store.stage().unwrap();
     fs::write(half_made.path().join("file"), "").unwrap();
@@ -105,21 +91,13 @@ fn what_a_crash_left_is_removed_at_the_next_start() {
 
     let store = Store::open(directory.path(), ID_BASE).unwrap();
     let uppers = HashSet::from([kept_upper.id().clone()]);
-    let retained = store
-        .retain(&HashSet::from([kept.clone()]), &uppers)
-        .unwrap();
+    let retained = store.retain(&HashSet::from([kept.clone()]), &uppers).unwrap();
     assert_eq!((retained.layers_removed, retained.uppers_removed), (1, 1));
     store.wait_removed();
     assert!(names(&directory.path().join("staging")).is_empty());
     assert!(names(&directory.path().join("trash")).is_empty());
-    assert_eq!(
-        names(&directory.path().join("layers")),
-        HashSet::from([kept.to_string()])
-    );
-    assert!(matches!(
-        store.layer(&lost),
-        Err(StoreError::NoLayer { .. })
-    ));
+    assert_eq!(names(&directory.path().join("layers")), HashSet::from([kept.to_string()]));
+    assert!(matches!(store.layer(&lost), Err(StoreError::NoLayer { .. })));
     assert_eq!(store.upper(kept_upper.id()).unwrap(), kept_upper);
 }
 
@@ -154,10 +132,7 @@ fn publishing_the_same_layer_twice_keeps_the_first() {
     let (one, two) = (stage("one"), stage("two"));
     one.publish(id.clone()).unwrap();
     let layer = two.publish(id).unwrap();
-    assert_eq!(
-        fs::read_to_string(layer.path().join("file")).unwrap(),
-        "one"
-    );
+    assert_eq!(fs::read_to_string(layer.path().join("file")).unwrap(), "one");
     assert!(names(&place.directory.path().join("staging")).is_empty());
 }
 
@@ -180,19 +155,14 @@ fn depths_from_one_to_the_maximum_mount_and_more_is_refused() {
     for stack in [LayerStack::new(layers), LayerStack::new([])] {
         let upper = place.store.new_upper(&place.stack).unwrap();
         let refused = OverlayMount::mount(&stack, &upper);
-        assert!(
-            matches!(refused, Err(StoreError::Depth { .. })),
-            "{refused:?}"
-        );
+        assert!(matches!(refused, Err(StoreError::Depth { .. })), "{refused:?}");
     }
 }
 
 #[test]
 fn long_and_odd_state_directories_work() {
     let directory = TemporaryDirectory::new();
-    let odd = directory
-        .path()
-        .join(format!("a,b:c\\d {}", "long/".repeat(60)));
+    let odd = directory.path().join(format!("a,b:c\\d {}", "long/".repeat(60)));
     let store = Store::open(&odd, ID_BASE).unwrap();
     let stack = LayerStack::new([image_layer(&store)]);
     let upper = store.new_upper(&stack).unwrap();

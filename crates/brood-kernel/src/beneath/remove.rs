@@ -102,12 +102,7 @@ fn remove_entry(
 }
 
 /// Moves the directory `name` up into `top` under a name that is free there.
-fn lift(
-    directory: BorrowedFd<'_>,
-    name: &OsStr,
-    top: BorrowedFd<'_>,
-    lifted: &mut u64,
-) -> rustix::io::Result<()> {
+fn lift(directory: BorrowedFd<'_>, name: &OsStr, top: BorrowedFd<'_>, lifted: &mut u64) -> rustix::io::Result<()> {
     loop {
         *lifted += 1;
         let free = OsString::from(format!(".lifted-{lifted}"));

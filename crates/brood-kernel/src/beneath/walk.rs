@@ -38,10 +38,7 @@ pub fn list_directory(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<Direc
         if name == b"." || name == b".." {
             continue;
         }
-        entries.push(DirectoryEntry {
-            name: OsString::from_vec(name.to_vec()),
-            kind: entry.file_type(),
-        });
+        entries.push(DirectoryEntry { name: OsString::from_vec(name.to_vec()), kind: entry.file_type() });
     }
     entries.sort_unstable_by(|a, b| a.name.as_bytes().cmp(b.name.as_bytes()));
     Ok(entries)
@@ -87,10 +84,7 @@ impl Walk {
     /// A walk over everything below `root`.
     #[must_use]
     pub fn new(root: OwnedFd) -> Self {
-        Self {
-            root,
-            pending: vec![Pending::Directory(PathBuf::new())],
-        }
+        Self { root, pending: vec![Pending::Directory(PathBuf::new())] }
     }
 
     /// Leaves out what is below the directory that was given last.
@@ -105,9 +99,7 @@ impl Walk {
         let directory = match open_below(self.root.as_fd(), path) {
             Ok(directory) => directory,
             // Removed or replaced meanwhile, or a mount point.
-            Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP)
-                if !path.as_os_str().is_empty() =>
-            {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP) if !path.as_os_str().is_empty() => {
                 return Ok(());
             }
             Err(errno) => return Err(failed(errno)),
@@ -116,10 +108,7 @@ impl Walk {
         for entry in names.into_iter().rev() {
             let child = path.join(&entry.name);
             match status_at(directory.as_fd(), OsStr::new(&entry.name)) {
-                Ok(status) => self.pending.push(Pending::Entry(Entry {
-                    path: child,
-                    status,
-                })),
+                Ok(status) => self.pending.push(Pending::Entry(Entry { path: child, status })),
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(BeneathError::new("status of", &child, errno)),
             }
@@ -154,10 +143,6 @@ impl Iterator for Walk {
 fn open_below(root: BorrowedFd<'_>, path: &Path) -> rustix::io::Result<OwnedFd> {
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let path = if path.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        path
-    };
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     rustix::fs::openat2(root, path, flags, Mode::empty(), how)
 }
