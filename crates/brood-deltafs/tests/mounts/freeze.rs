@@ -40,7 +40,7 @@ fn an_undone_freeze_leaves_mount_and_upper_as_they_were() {
     let frozen = store.freeze(&upper, &place.stack).unwrap();
     let layer = frozen.stack().top().unwrap().id().clone();
     store.undo_freeze(frozen).unwrap();
-    assert!(store.layer(&layer).is_err());
+    store.layer(&layer).unwrap_err();
     mounted.write("data/new", "after");
     drop(mounted);
     let mounted = Mounted::new(&place.stack, &store.upper(upper.id()).unwrap());
