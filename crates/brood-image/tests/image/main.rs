@@ -1,0 +1,6 @@
+//! Images of every source, unpacked for real: needs root.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking; clippy exempts only functions marked as tests")]
+
+mod local;
+mod support;
