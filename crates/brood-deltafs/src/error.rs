@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use brood_kernel::mount::MountError;
 use rustix::io::Errno;
 
-use crate::id::{LayerId, UpperId};
+use crate::id::{LayerId, SpaceId, UpperId};
 
 /// Result of a store operation.
 pub type Result<T> = std::result::Result<T, StoreError>;
@@ -44,6 +44,45 @@ pub enum StoreError {
     NoUpper {
         /// The id asked for.
         id: UpperId,
+    },
+    /// No such space.
+    #[error("no space {id} in the store")]
+    NoSpace {
+        /// The id asked for.
+        id: SpaceId,
+    },
+    /// This host cannot limit what a sandbox writes.
+    #[error("disk limits are not possible here: {reason}")]
+    NoLimits {
+        /// Why, and what would mend it.
+        reason: String,
+    },
+    /// A disk limit outside what can be set up.
+    #[error("a disk limit of {bytes} bytes is outside {min} to {max}")]
+    LimitRange {
+        /// The limit asked for.
+        bytes: u64,
+        /// Smallest limit.
+        min: u64,
+        /// Largest limit.
+        max: u64,
+    },
+    /// Making the file system of a space failed.
+    #[error("mkfs.ext4 of {}: {message}", image.display())]
+    MakeFileSystem {
+        /// The image file.
+        image: PathBuf,
+        /// What the program printed.
+        message: String,
+    },
+    /// Mounting the file system of a space failed.
+    #[error("mounting space {id}")]
+    MountSpace {
+        /// The space.
+        id: SpaceId,
+        /// Why not.
+        #[source]
+        source: MountError,
     },
     /// A stack cannot be mounted because it is empty or too deep.
     #[error("a stack of {depth} layers cannot be mounted: 1 to {max} can")]

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use crate::error::{Named, Result};
 use crate::failure_point;
+use crate::home::Home;
 use crate::id::LayerId;
 use crate::layer::LayerStack;
 use crate::store::Store;
@@ -33,17 +34,19 @@ pub struct Frozen {
 
 impl Store {
     /// Makes the changes in `upper` a layer on top of `stack`, the stack that
-    /// `upper` is mounted on, and a new empty upper above it.
+    /// `upper` is mounted on, and a new empty upper above it, in the space of
+    /// the old one if that has one.
     ///
     /// # Errors
     /// As file operations; nothing has changed then. A full disk is possible:
     /// a few directories are made.
     pub fn freeze(&self, upper: &Upper, stack: &LayerStack) -> Result<Frozen> {
-        let id = LayerId::random().named("name for a layer in", &self.layers_path())?;
-        let path = self.layers_path().join(id.as_str());
+        let home = upper.home();
+        let id = LayerId::random().named("name for a layer in", home.path())?;
+        let path = home.layers().join(id.as_str());
         let changes = upper.changes();
         let note = upper.directory.join(NOTE);
-        let fresh = self.make_upper(&changes)?;
+        let fresh = Upper::create(&home, &changes)?;
         failure_point::reach("freeze.upper-made");
         let renamed = fs::write(&note, id.as_str()).named("write", &note).and_then(|()| {
             failure_point::reach("freeze.noted");
@@ -83,7 +86,7 @@ impl Store {
     /// # Errors
     /// As `rename(2)`; the freeze stands.
     pub fn commit_freeze(&self, frozen: Frozen) -> Result<(LayerStack, Upper)> {
-        self.throw(&frozen.old_directory)?;
+        self.throw(&Home::of(&frozen.old_directory), &frozen.old_directory)?;
         Ok((frozen.stack, frozen.upper))
     }
 }

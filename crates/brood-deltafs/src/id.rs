@@ -1,4 +1,4 @@
-//! Names of layers and uppers: globally unique, safe as file names.
+//! Names of layers, uppers and spaces: globally unique, safe as file names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -102,6 +102,11 @@ id! {
 id! {
     /// Name of an upper.
     UpperId, "upper"
+}
+
+id! {
+    /// Name of a space: what a sandbox with a disk limit writes in.
+    SpaceId, "space"
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::home::Home;
 use crate::id::LayerId;
 
 /// Most layers that are mounted at once. A look-up that misses costs about a
@@ -30,6 +31,10 @@ impl Layer {
     #[must_use]
     pub fn id(&self) -> &LayerId {
         &self.0.id
+    }
+
+    pub(crate) fn home(&self) -> Home {
+        Home::of(&self.0.path)
     }
 
     /// The directory that holds it. Never to be written to.

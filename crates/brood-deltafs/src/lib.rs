@@ -10,6 +10,7 @@
 //! uppers/ID/   upper: the changes; work.*: scratch space of the kernel, one a mount
 //! staging/ID   layers being built
 //! trash/ID     what a thread is removing
+//! spaces/ID/   the same four again, for a sandbox with a disk limit
 //! ```
 //!
 //! A name in `layers` or `uppers` is complete: it got there by one rename.
@@ -21,11 +22,14 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod ext4_image;
 mod failure_point;
 mod freeze;
+mod home;
 mod id;
 mod layer;
 mod overlay;
+mod space;
 mod store;
 mod system_layer;
 mod trash;
@@ -33,9 +37,10 @@ mod upper;
 
 pub use error::{Result, StoreError};
 pub use freeze::Frozen;
-pub use id::{InvalidId, LayerId, UpperId};
+pub use id::{InvalidId, LayerId, SpaceId, UpperId};
 pub use layer::{DEPTH_MAX, Layer, LayerStack};
 pub use overlay::OverlayMount;
+pub use space::{LIMIT_BYTES_MAX, LIMIT_BYTES_MIN, LimitMechanism, LimitSupport, Space, SpaceUsage};
 pub use store::{Retained, Staging, Store};
 pub use system_layer::SystemLayers;
 pub use upper::Upper;

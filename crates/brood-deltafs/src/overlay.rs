@@ -3,8 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use brood_kernel::mount::{Overlay, OverlayUpper};
+use brood_kernel::mount::{MountError, Overlay, OverlayUpper};
 use rustix::mount::MountAttrFlags;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use crate::error::{Result, StoreError};
 use crate::layer::{DEPTH_MAX, Layer, LayerStack};
@@ -78,10 +79,27 @@ fn mount(
 ) -> Result<OverlayMount> {
     let lowers: Vec<&Path> = stack.layers().iter().map(Layer::path).collect();
     let overlay = Overlay { lowers: &lowers, upper };
-    let mount = overlay
-        .mount(options, MountAttrFlags::MOUNT_ATTR_NOATIME)
-        .map_err(|source| StoreError::Mount { top: top.id().clone(), source })?;
+    let failed = |source| StoreError::Mount { top: top.id().clone(), source };
+    let mount = without_resource_privilege(|| overlay.mount(options, MountAttrFlags::MOUNT_ATTR_NOATIME))
+        .map_err(|errno| failed(MountError::from_errno("capset", "CAP_SYS_RESOURCE", errno)))?
+        .map_err(failed)?;
     Ok(OverlayMount { mount })
+}
+
+/// Runs `body` with CAP_SYS_RESOURCE switched off in this thread. An overlay
+/// writes to its upper with the credentials of the thread that mounted it, and
+/// that capability would let every sandbox pass disk quotas and use up the
+/// blocks that the host's file system keeps for root.
+fn without_resource_privilege<T>(body: impl FnOnce() -> T) -> rustix::io::Result<T> {
+    let before = capabilities(None)?;
+    if !before.effective.contains(CapabilitySet::SYS_RESOURCE) {
+        return Ok(body());
+    }
+    let effective = before.effective - CapabilitySet::SYS_RESOURCE;
+    set_capabilities(None, CapabilitySets { effective, ..before })?;
+    let result = body();
+    set_capabilities(None, before)?;
+    Ok(result)
 }
 
 impl AsFd for OverlayMount {

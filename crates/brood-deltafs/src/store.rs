@@ -1,6 +1,7 @@
 //! The state directory.
 
 mod retain;
+mod spaces;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -12,8 +13,10 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::error::{Named, Result, StoreError};
-use crate::id::{LayerId, UpperId, random_name};
+use crate::home::Home;
+use crate::id::{LayerId, SpaceId, UpperId, random_name};
 use crate::layer::{Layer, LayerStack};
+use crate::space::Space;
 use crate::trash::Trash;
 use crate::upper::{Upper, copy_root, make_private_directory};
 
@@ -28,14 +31,23 @@ pub struct Store(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    root: PathBuf,
+    home: Home,
     /// Host user and group id of the sandboxes' root.
     id_base: u32,
     /// Layers that are referred to in memory, and some that are not.
     layers: Mutex<HashMap<LayerId, Layer>>,
+    /// Spaces on disk. Locked after `layers` where both are.
+    spaces: Mutex<HashMap<SpaceId, OpenSpace>>,
     trash: Trash,
     /// Held for its `flock`; the last field, so released last.
     _lock: File,
+}
+
+#[derive(Debug)]
+struct OpenSpace {
+    space: Space,
+    /// The owner has given it up: it goes with its last layer.
+    discarded: bool,
 }
 
 /// A layer being built: a directory to fill. Dropping it throws it away.
@@ -62,17 +74,23 @@ impl Store {
         let lock = lock(&root)?;
         // Layers hold setuid files of the shifted range: nobody else gets in.
         fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).named("set mode of", &root)?;
-        for name in ["layers", "uppers", "staging", "trash"] {
-            let path = root.join(name);
-            if !path.exists() {
-                make_private_directory(&path)?;
+        let home = Home::make(root)?;
+        let trash = Trash::new(home.path())?;
+        let inner = Inner {
+            home: home.clone(),
+            id_base,
+            layers: Mutex::default(),
+            spaces: Mutex::default(),
+            trash,
+            _lock: lock,
+        };
+        let store = Self(Arc::new(inner));
+        store.open_spaces()?;
+        for home in store.homes() {
+            for path in list(&home.staging())? {
+                store.throw(&home, &path)?;
             }
-        }
-        let trash = Trash::new(root.join("trash"))?;
-        let layers = Mutex::default();
-        let store = Self(Arc::new(Inner { root, id_base, layers, trash, _lock: lock }));
-        for path in list(&store.staging_path())? {
-            store.throw(&path)?;
+            store.0.trash.empty(&home);
         }
         Ok(store)
     }
@@ -80,7 +98,7 @@ impl Store {
     /// The state directory.
     #[must_use]
     pub fn root(&self) -> &Path {
-        &self.0.root
+        self.0.home.path()
     }
 
     /// Host user and group id of the sandboxes' root.
@@ -98,10 +116,9 @@ impl Store {
         if let Some(layer) = layers.get(id) {
             return Ok(layer.clone());
         }
-        let path = self.layers_path().join(id.as_str());
-        if !path.is_dir() {
-            return Err(StoreError::NoLayer { id: id.clone() });
-        }
+        let homes = self.homes();
+        let mut paths = homes.iter().map(|home| home.layers().join(id.as_str()));
+        let path = paths.find(|path| path.is_dir()).ok_or_else(|| StoreError::NoLayer { id: id.clone() })?;
         let layer = Layer::new(id.clone(), path);
         layers.insert(id.clone(), layer.clone());
         Ok(layer)
@@ -122,8 +139,9 @@ impl Store {
     /// # Errors
     /// As file operations.
     pub fn stage(&self) -> Result<Staging> {
-        let name = random_name().named("name in", &self.staging_path())?;
-        let path = self.staging_path().join(name);
+        let staging = self.0.home.staging();
+        let name = random_name().named("name in", &staging)?;
+        let path = staging.join(name);
         make_private_directory(&path)?;
         let staging = Staging { store: self.clone(), path };
         let base = Some(self.0.id_base);
@@ -140,7 +158,18 @@ impl Store {
         let Some(top) = stack.top() else {
             return Err(StoreError::Depth { depth: 0, max: crate::layer::DEPTH_MAX });
         };
-        self.make_upper(top.path())
+        Upper::create(&self.0.home, top.path())
+    }
+
+    /// As [`Self::new_upper`], in a limited space.
+    ///
+    /// # Errors
+    /// As [`Self::new_upper`].
+    pub fn new_upper_in(&self, space: &Space, stack: &LayerStack) -> Result<Upper> {
+        let Some(top) = stack.top() else {
+            return Err(StoreError::Depth { depth: 0, max: crate::layer::DEPTH_MAX });
+        };
+        Upper::create(&space.0.home, top.path())
     }
 
     /// The upper `id`, left by an earlier process.
@@ -148,8 +177,13 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoUpper`].
     pub fn upper(&self, id: &UpperId) -> Result<Upper> {
-        let upper = Upper { id: id.clone(), directory: self.uppers_path().join(id.as_str()) };
-        if upper.changes().is_dir() { Ok(upper) } else { Err(StoreError::NoUpper { id: id.clone() }) }
+        for home in self.homes() {
+            let upper = Upper { id: id.clone(), directory: home.uppers().join(id.as_str()) };
+            if upper.changes().is_dir() {
+                return Ok(upper);
+            }
+        }
+        Err(StoreError::NoUpper { id: id.clone() })
     }
 
     /// Deletes `upper`. Its mount may still exist, but must not be used.
@@ -157,7 +191,7 @@ impl Store {
     /// # Errors
     /// As `rename(2)`.
     pub fn discard(&self, upper: Upper) -> Result<()> {
-        self.throw(&upper.directory)
+        self.throw(&upper.home(), &upper.directory)
     }
 
     /// Gives back one owner's stack: each of its layers that nothing in
@@ -176,20 +210,17 @@ impl Store {
         for id in ids {
             let unused = registered.get(&id).is_some_and(|layer| Arc::strong_count(&layer.0) == 1);
             if unused && let Some(layer) = registered.remove(&id) {
-                self.throw(layer.path())?;
+                self.throw(&layer.home(), layer.path())?;
                 removed.push(id);
             }
         }
+        self.remove_discarded_spaces(&mut registered)?;
         Ok(removed)
     }
 
     /// Waits until what was deleted so far has been removed from the disk.
     pub fn wait_removed(&self) {
         self.0.trash.wait_empty();
-    }
-
-    pub(crate) fn make_upper(&self, root: &Path) -> Result<Upper> {
-        Upper::create(&self.uppers_path(), &self.staging_path(), root)
     }
 
     pub(crate) fn register(&self, id: LayerId, path: PathBuf) -> Layer {
@@ -202,24 +233,23 @@ impl Store {
         self.layers().remove(id);
     }
 
-    pub(crate) fn throw(&self, path: &Path) -> Result<()> {
-        self.0.trash.throw(path).map(|_existed| ())
+    pub(crate) fn throw(&self, home: &Home, path: &Path) -> Result<()> {
+        self.0.trash.throw(home, path)
     }
 
-    pub(crate) fn layers_path(&self) -> PathBuf {
-        self.0.root.join("layers")
-    }
-
-    pub(crate) fn uppers_path(&self) -> PathBuf {
-        self.0.root.join("uppers")
-    }
-
-    pub(crate) fn staging_path(&self) -> PathBuf {
-        self.0.root.join("staging")
+    /// The store's own home and those of all spaces.
+    pub(crate) fn homes(&self) -> Vec<Home> {
+        let spaces = self.spaces();
+        let limited = spaces.values().map(|open| open.space.0.home.clone());
+        std::iter::once(self.0.home.clone()).chain(limited).collect()
     }
 
     fn layers(&self) -> MutexGuard<'_, HashMap<LayerId, Layer>> {
         self.0.layers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spaces(&self) -> MutexGuard<'_, HashMap<SpaceId, OpenSpace>> {
+        self.0.spaces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -246,7 +276,7 @@ impl Staging {
     /// # Errors
     /// As `rename(2)`.
     pub fn publish(self, id: LayerId) -> Result<Layer> {
-        let target = self.store.layers_path().join(id.as_str());
+        let target = self.store.0.home.layers().join(id.as_str());
         match rustix::fs::renameat_with(
             rustix::fs::CWD,
             &self.path,
@@ -263,7 +293,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         // After publishing there is nothing at the path any more.
-        if let Err(error) = self.store.throw(&self.path) {
+        if let Err(error) = self.store.throw(&self.store.0.home, &self.path) {
             tracing::error!(%error, "a half-made layer stays until the next start");
         }
     }

@@ -1,34 +1,37 @@
 //! Removal in the background.
 //!
-//! What is deleted moves into `trash/` by one rename, so it is gone from its
-//! place at once; a thread removes it there. What a crash leaves in the trash
-//! is removed at the next start.
+//! What is deleted moves into the `trash` of its home by one rename, so it is
+//! gone from its place at once; a thread removes it there. What a crash leaves
+//! in the trash is removed at the next start.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use brood_kernel::beneath::{list_directory, remove_tree_at};
 use brood_kernel::mount::open_directory;
-use std::os::fd::AsFd;
+use rustix::io::Errno;
 
 use crate::error::{Named, Result};
+use crate::home::Home;
 use crate::id::random_name;
 
 #[derive(Debug, Default)]
 struct State {
-    /// Something may have been put into the trash since the last round.
-    dirty: bool,
-    /// The thread is in a round.
+    /// Trash directories that something may have been put into since they
+    /// were last emptied.
+    dirty: BTreeSet<PathBuf>,
+    /// The thread is emptying one.
     busy: bool,
     /// The store is being closed; what is left waits for the next start.
     closing: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
-    path: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -39,7 +42,7 @@ impl Shared {
     }
 }
 
-/// The trash directory and its thread.
+/// The thread that empties trash directories.
 #[derive(Debug)]
 pub(crate) struct Trash {
     shared: Arc<Shared>,
@@ -47,37 +50,41 @@ pub(crate) struct Trash {
 }
 
 impl Trash {
-    /// Takes `path`, which must exist, and starts removing what is in it.
-    pub(crate) fn new(path: PathBuf) -> Result<Self> {
-        let state = Mutex::new(State { dirty: true, ..State::default() });
-        let shared = Arc::new(Shared { path, state, changed: Condvar::new() });
+    /// Starts the thread. `root` is for the error message.
+    pub(crate) fn new(root: &Path) -> Result<Self> {
+        let shared = Arc::<Shared>::default();
         let worker = std::thread::Builder::new()
             .name("deltafs-trash".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
                 move || work(&shared)
             })
-            .named("start the thread for", &shared.path)?;
+            .named("start the thread that removes in", root)?;
         Ok(Self { shared, worker: Some(worker) })
     }
 
-    /// Moves `path` into the trash. False when it does not exist.
-    pub(crate) fn throw(&self, path: &Path) -> Result<bool> {
+    /// Empties the trash of `home`, which an earlier process may have filled.
+    pub(crate) fn empty(&self, home: &Home) {
+        self.shared.lock().dirty.insert(home.trash());
+        self.shared.changed.notify_all();
+    }
+
+    /// Moves `path`, which is on the file system of `home`, into its trash.
+    /// Nothing happens when it does not exist.
+    pub(crate) fn throw(&self, home: &Home, path: &Path) -> Result<()> {
         let name = random_name().named("name in trash for", path)?;
-        match fs::rename(path, self.shared.path.join(name)) {
-            Ok(()) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        match fs::rename(path, home.trash().join(name)) {
+            Ok(()) => self.empty(home),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).named("move to trash", path),
         }
-        self.shared.lock().dirty = true;
-        self.shared.changed.notify_all();
-        Ok(true)
+        Ok(())
     }
 
     /// Waits until everything thrown so far was removed, or could not be.
     pub(crate) fn wait_empty(&self) {
         let mut state = self.shared.lock();
-        while state.dirty || state.busy {
+        while !state.dirty.is_empty() || state.busy {
             state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -90,7 +97,7 @@ impl Drop for Trash {
         if let Some(worker) = self.worker.take()
             && worker.join().is_err()
         {
-            tracing::error!(path = %self.shared.path.display(), "the trash thread panicked");
+            tracing::error!("the trash thread panicked");
         }
     }
 }
@@ -101,30 +108,32 @@ fn work(shared: &Shared) {
         if state.closing {
             return;
         }
-        if !state.dirty {
+        let Some(path) = state.dirty.pop_first() else {
             state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             continue;
-        }
-        state.dirty = false;
+        };
         state.busy = true;
         drop(state);
-        remove_all(shared);
+        remove_all(shared, &path);
         state = shared.lock();
         state.busy = false;
         shared.changed.notify_all();
     }
 }
 
-/// One round: removes what is there now, one entry after the other. What
-/// cannot be removed stays, is reported, and is tried again next time.
-fn remove_all(shared: &Shared) {
-    let listed = open_directory(&shared.path)
+/// Removes what is in the trash directory `path` now, one entry after the
+/// other. What cannot be removed stays, is reported, and is tried again next
+/// time.
+fn remove_all(shared: &Shared, path: &Path) {
+    let listed = open_directory(path)
         .map_err(|error| error.source)
         .and_then(|trash| Ok((list_directory(trash.as_fd())?, trash)));
     let (entries, trash) = match listed {
         Ok(listed) => listed,
+        // The space was removed as a whole meanwhile.
+        Err(Errno::NOENT) => return,
         Err(errno) => {
-            tracing::error!(path = %shared.path.display(), %errno, "cannot read the trash");
+            tracing::error!(path = %path.display(), %errno, "cannot read the trash");
             return;
         }
     };
@@ -133,7 +142,7 @@ fn remove_all(shared: &Shared) {
             return;
         }
         if let Err(errno) = remove_tree_at(trash.as_fd(), &entry.name) {
-            let path = shared.path.join(&entry.name);
+            let path = path.join(&entry.name);
             tracing::error!(path = %path.display(), %errno, "cannot remove from the trash");
         }
     }

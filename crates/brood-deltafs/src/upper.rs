@@ -5,6 +5,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Named, Result};
+use crate::home::Home;
 use crate::id::{UpperId, random_name};
 
 /// Name of the directory with the changes, inside the upper's own.
@@ -20,18 +21,22 @@ pub struct Upper {
 }
 
 impl Upper {
-    /// Makes an empty upper in `parent` whose root looks like `root`: the root
+    /// Makes an empty upper in `home` whose root looks like `root`: the root
     /// of an overlay takes owner and mode from its upper.
-    pub(crate) fn create(parent: &Path, staging: &Path, root: &Path) -> Result<Self> {
-        let id = UpperId::random().named("name for an upper in", parent)?;
-        let half_made = staging.join(id.as_str());
+    pub(crate) fn create(home: &Home, root: &Path) -> Result<Self> {
+        let id = UpperId::random().named("name for an upper in", home.path())?;
+        let half_made = home.staging().join(id.as_str());
         make_private_directory(&half_made)?;
         let changes = half_made.join(CHANGES);
         make_private_directory(&changes)?;
         copy_root(root, &changes)?;
-        let directory = parent.join(id.as_str());
+        let directory = home.uppers().join(id.as_str());
         fs::rename(&half_made, &directory).named("rename", &half_made)?;
         Ok(Self { id, directory })
+    }
+
+    pub(crate) fn home(&self) -> Home {
+        Home::of(&self.directory)
     }
 
     /// Its id.

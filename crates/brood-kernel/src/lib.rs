@@ -6,11 +6,13 @@ pub mod beneath;
 pub mod clone;
 pub mod injection;
 pub mod kcmp;
+pub mod loop_device;
 pub mod maps;
 pub mod mount;
 pub mod pagemap;
 pub mod process_memory;
 pub mod ptrace;
+pub mod quota;
 pub mod shared_pages;
 pub mod userfaultfd;
 

@@ -41,6 +41,12 @@ pub struct MountError {
 }
 
 impl MountError {
+    /// An error of a step that a caller took itself, on the way to a mount.
+    #[must_use]
+    pub fn from_errno(step: &'static str, object: &str, source: Errno) -> Self {
+        Self::new(step, object, source)
+    }
+
     fn new(step: &'static str, object: impl Into<String>, source: Errno) -> Self {
         Self { step, object: object.into(), message: String::new(), source }
     }

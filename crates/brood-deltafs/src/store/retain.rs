@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::error::{Named, Result};
 use crate::freeze::NOTE;
+use crate::home::Home;
 use crate::id::{LayerId, UpperId};
 use crate::store::{Store, list};
 use crate::upper::CHANGES;
@@ -17,6 +18,8 @@ pub struct Retained {
     pub layers_removed: usize,
     /// Uppers that were deleted.
     pub uppers_removed: usize,
+    /// Spaces that were deleted, because nothing in them was wanted.
+    pub spaces_removed: usize,
     /// Uppers whose interrupted freeze was undone.
     pub freezes_undone: Vec<UpperId>,
 }
@@ -33,27 +36,41 @@ impl Store {
     /// As file operations; it can be called again.
     pub fn retain(&self, layers: &HashSet<LayerId>, uppers: &HashSet<UpperId>) -> Result<Retained> {
         let mut retained = Retained::default();
-        for path in list(&self.uppers_path())? {
+        for home in self.homes() {
+            self.retain_uppers(&home, layers, uppers, &mut retained)?;
+            for path in list(&home.layers())? {
+                if !self.is_wanted(&path, layers) {
+                    self.throw(&home, &path)?;
+                    retained.layers_removed += 1;
+                }
+            }
+        }
+        retained.spaces_removed = self.remove_empty_spaces()?;
+        Ok(retained)
+    }
+
+    fn retain_uppers(
+        &self,
+        home: &Home,
+        layers: &HashSet<LayerId>,
+        uppers: &HashSet<UpperId>,
+        retained: &mut Retained,
+    ) -> Result<()> {
+        for path in list(&home.uppers())? {
             let id = name_of(&path).and_then(|name| name.parse::<UpperId>().ok());
             match id {
                 Some(id) if uppers.contains(&id) => {
-                    if undo_interrupted_freeze(self, &path, layers)? {
+                    if undo_interrupted_freeze(self, home, &path, layers)? {
                         retained.freezes_undone.push(id);
                     }
                 }
                 _ => {
-                    self.throw(&path)?;
+                    self.throw(home, &path)?;
                     retained.uppers_removed += 1;
                 }
             }
         }
-        for path in list(&self.layers_path())? {
-            if !self.is_wanted(&path, layers) {
-                self.throw(&path)?;
-                retained.layers_removed += 1;
-            }
-        }
-        Ok(retained)
+        Ok(())
     }
 
     fn is_wanted(&self, path: &Path, wanted: &HashSet<LayerId>) -> bool {
@@ -76,7 +93,7 @@ fn name_of(path: &Path) -> Option<&str> {
 
 /// Puts the changes back into the upper in `directory` if a freeze had begun
 /// and its layer is not in `layers`.
-fn undo_interrupted_freeze(store: &Store, directory: &Path, layers: &HashSet<LayerId>) -> Result<bool> {
+fn undo_interrupted_freeze(store: &Store, home: &Home, directory: &Path, layers: &HashSet<LayerId>) -> Result<bool> {
     let note = directory.join(NOTE);
     let text = match fs::read_to_string(&note) {
         Ok(text) => text,
@@ -91,7 +108,7 @@ fn undo_interrupted_freeze(store: &Store, directory: &Path, layers: &HashSet<Lay
         && !changes.exists()
     {
         store.unregister(&id);
-        let frozen = store.layers_path().join(id.as_str());
+        let frozen = home.layers().join(id.as_str());
         fs::rename(&frozen, &changes).named("rename", &frozen)?;
     }
     fs::remove_file(&note).named("remove", &note)?;

@@ -3,4 +3,5 @@
 
 mod fixture;
 mod freeze;
+mod space;
 mod store;
