@@ -10,6 +10,7 @@
 
 pub mod codec;
 mod page;
+pub mod pool;
 
 #[cfg(test)]
 mod testing;

@@ -68,21 +68,28 @@ pub fn parse(bytes: &[u8]) -> Result<Frame<'_>, DecodeError> {
     Ok(Frame { codec, reference: Some(EntryId::from_bits(u32::from_le_bytes(*id))), content })
 }
 
+/// The codec of the frame that starts with `head`, of which two bytes are enough.
+///
+/// # Errors
+/// As [`parse`].
+pub fn codec_of(head: &[u8]) -> Result<Codec, DecodeError> {
+    let second = *head.get(1).ok_or(DecodeError::Truncated { need: HEAD_BYTES, have: head.len() })?;
+    let bits = second >> (CODEC_SHIFT - 8);
+    Codec::from_frame_bits(bits).ok_or(DecodeError::UnknownCodec(bits))
+}
+
 /// The entry that the frame starting with `head` refers to. Needs the frame's first six bytes only, so the pool
 /// can follow references without reading content.
 ///
 /// # Errors
 /// As [`parse`].
 pub fn reference_of(head: &[u8]) -> Result<Option<EntryId>, DecodeError> {
-    let truncated = |need| DecodeError::Truncated { need, have: head.len() };
-    let second = *head.get(1).ok_or(truncated(HEAD_BYTES))?;
-    let bits = second >> (CODEC_SHIFT - 8);
-    let codec = Codec::from_frame_bits(bits).ok_or(DecodeError::UnknownCodec(bits))?;
-    if !codec.refers_to_entry() {
+    if !codec_of(head)?.refers_to_entry() {
         return Ok(None);
     }
-    let id =
-        head.get(HEAD_BYTES..).and_then(|rest| rest.first_chunk()).ok_or(truncated(HEAD_BYTES + REFERENCE_BYTES))?;
+    let need = HEAD_BYTES + REFERENCE_BYTES;
+    let id = head.get(HEAD_BYTES..).and_then(|rest| rest.first_chunk());
+    let id = id.ok_or(DecodeError::Truncated { need, have: head.len() })?;
     Ok(Some(EntryId::from_bits(u32::from_le_bytes(*id))))
 }
 
