@@ -14,6 +14,7 @@ pub mod process_memory;
 pub mod ptrace;
 pub mod quota;
 pub mod shared_pages;
+pub mod spawn;
 pub mod userfaultfd;
 
 #[cfg(test)]
