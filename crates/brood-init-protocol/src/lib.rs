@@ -151,7 +151,7 @@ impl<'a> Enter<'a> {
             host_name: reader.bytes()?,
             seccomp_program: reader.bytes()?,
         };
-        (reader.is_empty() && enter.seccomp_program.len() % 8 == 0).then_some(enter)
+        (reader.is_empty() && enter.seccomp_program.len().is_multiple_of(8)).then_some(enter)
     }
 }
 
