@@ -9,6 +9,7 @@ pub mod kcmp;
 pub mod loop_device;
 pub mod maps;
 pub mod mount;
+pub mod mount_namespace;
 pub mod pagemap;
 pub mod process_memory;
 pub mod ptrace;

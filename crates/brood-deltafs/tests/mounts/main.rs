@@ -5,3 +5,4 @@ mod fixture;
 mod freeze;
 mod space;
 mod store;
+mod swap;
