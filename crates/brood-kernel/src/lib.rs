@@ -10,6 +10,7 @@ pub mod loop_device;
 pub mod maps;
 pub mod mount;
 pub mod mount_namespace;
+pub mod network_namespace;
 pub mod pagemap;
 pub mod process_memory;
 pub mod ptrace;

@@ -1,0 +1,169 @@
+//! Taking connections down, in the background and many at a time: deleting a veth makes the kernel wait for every packet
+//! in flight, which is too long for whoever kills a sandbox.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use rustix::io::Errno;
+
+use crate::address::Slot;
+use crate::firewall::{Port, RemovedPort};
+use crate::netlink::NetlinkError;
+use crate::netlink::batch::Batch;
+use crate::netlink::link;
+use crate::network::{NetworkError, Shared, ignoring, lock};
+use crate::sandbox::Sandbox;
+
+/// Connections taken down in one go: keeps the time for which others wait for the packet filter short.
+const BATCH_MAX: usize = 64;
+
+/// A connection to take down.
+#[derive(Debug)]
+pub(crate) struct Removal {
+    pub(crate) slot: Slot,
+    pub(crate) port: Port,
+    /// What it was, if it was under a policy.
+    pub(crate) sandbox: Option<Arc<Sandbox>>,
+    /// Held until the veth is gone.
+    pub(crate) namespace: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Remove(Removal),
+    Idle(Sender<()>),
+    Stop,
+}
+
+/// The thread that takes connections down.
+#[derive(Debug)]
+pub(crate) struct Janitor {
+    handle: JanitorHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Where connections to take down are sent.
+#[derive(Debug, Clone)]
+pub(crate) struct JanitorHandle(Sender<Message>);
+
+impl Janitor {
+    pub(crate) fn start(shared: Arc<Shared>) -> Result<Self, NetworkError> {
+        let (sender, receiver) = channel();
+        let thread = std::thread::Builder::new()
+            .name("network-janitor".to_owned())
+            .spawn(move || work(&shared, &receiver))
+            .map_err(|source| NetworkError::Socket { action: "start the thread that removes connections", source })?;
+        Ok(Self { handle: JanitorHandle(sender), thread: Some(thread) })
+    }
+
+    pub(crate) fn handle(&self) -> JanitorHandle {
+        self.handle.clone()
+    }
+
+    /// Finishes what was sent and ends the thread.
+    pub(crate) fn stop(&mut self) {
+        self.handle.send(Message::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that removes connections panicked");
+        }
+    }
+}
+
+impl JanitorHandle {
+    pub(crate) fn remove(&self, removal: Removal) {
+        self.send(Message::Remove(removal));
+    }
+
+    /// Returns when everything sent before is taken down.
+    pub(crate) fn wait_until_idle(&self) {
+        let (sender, receiver) = channel();
+        self.send(Message::Idle(sender));
+        // An error means that the thread has ended, and it ends with nothing left to do.
+        receiver.recv().ok();
+    }
+
+    /// After the thread has ended the network removes everything at once, so that nothing is lost with the message.
+    fn send(&self, message: Message) {
+        self.0.send(message).ok();
+    }
+}
+
+fn work(shared: &Shared, receiver: &Receiver<Message>) {
+    while let Ok(first) = receiver.recv() {
+        let mut removals = Vec::new();
+        let mut waiting = Vec::new();
+        let mut is_stopping = false;
+        let mut next = Some(first);
+        while let Some(message) = next {
+            match message {
+                Message::Remove(removal) => removals.push(removal),
+                Message::Idle(sender) => waiting.push(sender),
+                Message::Stop => is_stopping = true,
+            }
+            next = if removals.len() < BATCH_MAX { receiver.try_recv().ok() } else { None };
+        }
+        take_down(shared, removals);
+        for sender in waiting {
+            sender.send(()).ok();
+        }
+        if is_stopping {
+            return;
+        }
+    }
+}
+
+fn take_down(shared: &Shared, removals: Vec<Removal>) {
+    if removals.is_empty() {
+        return;
+    }
+    if let Err(error) = forget(shared, &removals) {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "sandboxes could not be removed from the packet filter"
+        );
+    }
+    for removal in removals {
+        let mut batch = Batch::new();
+        link::delete(&mut batch, removal.port.interface);
+        batch.acknowledge_last();
+        // The other end may have gone with its namespace, or the sandbox may have deleted it.
+        let deleted = ignoring(lock(&shared.links).execute(&mut batch), &[Errno::NODEV]);
+        drop(removal.namespace);
+        match deleted {
+            Ok(()) => lock(&shared.slots).give_back(removal.slot),
+            // The address stays taken as long as its interface exists.
+            Err(error) => tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                interface = removal.port.interface.0,
+                "the veth of a sandbox could not be deleted"
+            ),
+        }
+    }
+}
+
+/// Takes sandboxes out of the packet filter.
+fn forget(shared: &Shared, removals: &[Removal]) -> Result<(), NetlinkError> {
+    let mut ports = Vec::with_capacity(removals.len());
+    let mut released = Vec::new();
+    for removal in removals {
+        let mut port = RemovedPort { interface: removal.port.interface, policy: None, pinned: Vec::new() };
+        if let Some(sandbox) = &removal.sandbox {
+            let state = lock(&sandbox.state);
+            port.policy = Some(state.applied.clone());
+            port.pinned = state.pinned.iter().copied().collect();
+            released.push((Arc::clone(&state.policy), state.applied.clone()));
+        }
+        ports.push(port);
+    }
+    let mut filter = lock(&shared.filter);
+    let filter = &mut *filter;
+    filter.firewall.remove_ports(&ports)?;
+    for (policy, applied) in released {
+        filter.policies.release(&mut filter.firewall, &policy, &applied)?;
+    }
+    Ok(())
+}
