@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::origin::{DebianError, RegistryError};
 use crate::unpack::UnpackError;
 
 /// What a caller can branch on.
@@ -59,11 +60,29 @@ pub enum ImageError {
         /// Why.
         source: Box<UnpackError>,
     },
-    /// A kind of source that this build cannot fetch.
-    #[error("{origin}: this kind of source cannot be fetched yet")]
-    Unsupported {
+    /// The image is not what an image should be, or not for this machine.
+    #[error("{origin}: this image cannot be used: {reason}")]
+    Image {
         /// The source.
         origin: String,
+        /// Why.
+        reason: String,
+    },
+    /// A Debian package set could not be installed.
+    #[error("{origin}: cannot install")]
+    Debian {
+        /// The source.
+        origin: String,
+        /// Why.
+        source: DebianError,
+    },
+    /// A registry did not give what was asked of it.
+    #[error("{origin}: cannot pull")]
+    Registry {
+        /// The source.
+        origin: String,
+        /// Why.
+        source: Box<RegistryError>,
     },
     /// A layer cannot be unpacked.
     #[error("{origin}: cannot unpack {what}")]
@@ -85,8 +104,10 @@ impl ImageError {
                 io::ErrorKind::NotFound => ErrorKind::NotFound,
                 _ => ErrorKind::Other,
             },
+            Self::Image { .. } => ErrorKind::Refused,
+            Self::Registry { source, .. } => source.kind(),
+            Self::Debian { source, .. } => source.kind(),
             Self::WrongKind { .. } => ErrorKind::NotFound,
-            Self::Unsupported { .. } => ErrorKind::Unavailable,
             Self::Unpack { source, .. } | Self::Store { source, .. } => source.kind(),
         }
     }

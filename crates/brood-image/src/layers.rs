@@ -9,33 +9,30 @@
 //!   .lock                              held for an instant while a .partial directory is made or judged
 //! ```
 //!
-//! A layer appears by one rename of a complete, flushed directory. Locks are `flock`s, which end with their process, so a
-//! `.partial` directory without a lock is what a killed process left: it is removed when the store is next opened.
+//! A layer appears by one rename of a complete, flushed directory; [`Scratch`] takes care of what is not complete.
 //!
 //! Lock order: the lock of a digest, then `.lock`.
-
-mod lock;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::compression::{Decompressor, Guard};
 use crate::digest::{Digest, HashingReader};
+use crate::lock::LockFile;
 use crate::options::UnpackOptions;
 use crate::progress::{Progress, ProgressItem};
+use crate::scratch::Scratch;
 use crate::unpack::{LayerNotes, UnpackError, unpack_archive};
-use lock::LockFile;
 
 /// Name of the layer itself within its directory.
 const TREE_NAME: &str = "tree";
 /// Name of the description within a layer's directory.
 const DESCRIPTION_NAME: &str = "layer.json";
-const PARTIAL_PREFIX: &str = ".partial-";
 /// Raised when the same archive would be unpacked to something else.
 const FORMAT: u32 = 1;
 
@@ -88,7 +85,7 @@ impl LayerStore {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         made.map_err(|source| io_error("make the directory", dir, source))?;
         let store = Self { options: options.clone() };
-        store.remove_stale()?;
+        Scratch::remove_stale(dir).map_err(|source| io_error("clean up", dir, source))?;
         Ok(store)
     }
 
@@ -128,7 +125,7 @@ impl LayerStore {
         let _locked = self.lock_digest(diff_id)?;
         let partial = self.make_partial()?;
         let from = self.layer_dir(diff_id);
-        match fs::rename(&from, partial.path.join("removed")) {
+        match fs::rename(&from, partial.path().join("removed")) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(source) => Err(io_error("remove the layer", &from, source)),
@@ -170,13 +167,13 @@ impl LayerStore {
 
     fn unpack_into(
         &self,
-        partial: &Partial,
+        partial: &Scratch,
         source: impl Read,
         promise: &Promise,
         progress: &dyn Progress,
     ) -> Result<(Digest, LayerNotes), UnpackError> {
         let limits = &self.options.limits;
-        let tree = partial.make_tree()?;
+        let tree = make_tree(partial)?;
         let blob = HashingReader::new(source);
         let plain = Decompressor::new(blob).map_err(read_error)?;
         let guarded = Guard::new(plain, limits, progress, promise.blob_bytes);
@@ -196,23 +193,23 @@ impl LayerStore {
     }
 
     /// Gives a complete layer its name.
-    fn commit(&self, partial: &Partial, diff_id: &Digest, notes: LayerNotes) -> Result<ImageLayer, UnpackError> {
+    fn commit(&self, partial: &Scratch, diff_id: &Digest, notes: LayerNotes) -> Result<ImageLayer, UnpackError> {
         let shift = self.options.id_shift;
         let description =
             Description { format: FORMAT, id_base: shift.base, id_count: shift.count, notes: notes.clone() };
-        let path = partial.path.join(DESCRIPTION_NAME);
+        let path = partial.path().join(DESCRIPTION_NAME);
         let text = serde_json::to_vec_pretty(&description)
             .map_err(|error| io_error("describe", &path, io::Error::other(error)))?;
         fs::write(&path, text).map_err(|source| io_error("write", &path, source))?;
         if self.options.durable {
-            rustix::fs::syncfs(&partial.locked).map_err(|errno| io_error("flush", &partial.path, errno.into()))?;
+            rustix::fs::syncfs(partial.directory()).map_err(|errno| io_error("flush", partial.path(), errno.into()))?;
         }
         let to = self.layer_dir(diff_id);
         // Without a description it is no layer: the rest of one that was being removed by hand, say.
         if to.exists() {
-            fs::rename(&to, partial.path.join("replaced")).map_err(|source| io_error("replace", &to, source))?;
+            fs::rename(&to, partial.path().join("replaced")).map_err(|source| io_error("replace", &to, source))?;
         }
-        fs::rename(&partial.path, &to).map_err(|source| io_error("name the layer", &to, source))?;
+        fs::rename(partial.path(), &to).map_err(|source| io_error("name the layer", &to, source))?;
         if self.options.durable {
             let dir = &self.options.layers_dir;
             let opened = File::open(dir).and_then(|opened| opened.sync_all());
@@ -234,78 +231,19 @@ impl LayerStore {
         LockFile::acquire(&path).map_err(|source| io_error("lock", &path, source))
     }
 
-    fn lock_all(&self) -> Result<LockFile, UnpackError> {
-        let path = self.options.layers_dir.join(".lock");
-        LockFile::acquire(&path).map_err(|source| io_error("lock", &path, source))
-    }
-
     /// A new locked directory for a layer to be unpacked into.
-    fn make_partial(&self) -> Result<Partial, UnpackError> {
-        let _locked = self.lock_all()?;
+    fn make_partial(&self) -> Result<Scratch, UnpackError> {
         let dir = &self.options.layers_dir;
-        let made = tempfile::Builder::new()
-            .prefix(PARTIAL_PREFIX)
-            .permissions(fs::Permissions::from_mode(0o700))
-            .tempdir_in(dir);
-        let made = made.map_err(|source| io_error("make a directory in", dir, source))?;
-        let path = made.keep();
-        let locked = File::open(&path).and_then(|file| file.lock().map(|()| file));
-        let locked = locked.map_err(|source| io_error("lock", &path, source))?;
-        Ok(Partial { path, locked })
-    }
-
-    /// Removes `.partial` directories that nobody holds a lock on.
-    fn remove_stale(&self) -> Result<(), UnpackError> {
-        let dir = &self.options.layers_dir;
-        let mut stale = Vec::new();
-        {
-            let _locked = self.lock_all()?;
-            for entry in fs::read_dir(dir).map_err(|source| io_error("list", dir, source))? {
-                let path = entry.map_err(|source| io_error("list", dir, source))?.path();
-                let is_partial = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".partial-"));
-                if !is_partial {
-                    continue;
-                }
-                // Gone meanwhile, or locked by a process that works on it: not ours to remove.
-                let Ok(locked) = File::open(&path) else {
-                    continue;
-                };
-                if locked.try_lock().is_ok() {
-                    stale.push(Partial { path, locked });
-                }
-            }
-        }
-        for partial in stale {
-            tracing::info!(path = %partial.path.display(), "removing a half-unpacked layer of a killed process");
-        }
-        Ok(())
+        Scratch::make(dir).map_err(|source| io_error("make a directory in", dir, source))
     }
 }
 
-/// A directory that is removed when dropped, unless it was renamed. Locked all the while.
-#[derive(Debug)]
-struct Partial {
-    path: PathBuf,
-    locked: File,
-}
-
-impl Partial {
-    fn make_tree(&self) -> Result<OwnedFd, UnpackError> {
-        let tree = self.path.join(TREE_NAME);
-        fs::create_dir(&tree).map_err(|source| io_error("make the directory", &tree, source))?;
-        let opened = File::open(&tree).map_err(|source| io_error("open", &tree, source))?;
-        Ok(opened.into())
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path)
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove a half-unpacked layer");
-        }
-    }
+/// The open directory for the layer itself.
+fn make_tree(partial: &Scratch) -> Result<OwnedFd, UnpackError> {
+    let tree = partial.path().join(TREE_NAME);
+    fs::create_dir(&tree).map_err(|source| io_error("make the directory", &tree, source))?;
+    let opened = File::open(&tree).map_err(|source| io_error("open", &tree, source))?;
+    Ok(opened.into())
 }
 
 /// Reports bytes as they are read.

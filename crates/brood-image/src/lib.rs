@@ -25,9 +25,11 @@ mod config;
 mod digest;
 mod error;
 mod layers;
+mod lock;
 mod options;
 mod origin;
 mod progress;
+mod scratch;
 mod source;
 mod tar_stream;
 mod unpack;
@@ -39,6 +41,7 @@ pub use digest::{Digest, DigestSyntaxError};
 pub use error::{ErrorKind, ImageError};
 pub use layers::{ImageLayer, LayerStore};
 pub use options::{IdShift, Limits, NOBODY_ID, UnpackOptions};
+pub use origin::{Credentials, DebianError, RegistryError};
 pub use progress::{NoProgress, Progress, ProgressItem, Stage};
 pub use source::{ImageReference, PackageSet, Source, SourceError};
 pub use unpack::{LayerNotes, Refusal, UnpackError};
@@ -50,6 +53,10 @@ pub struct FetchOptions {
     pub unpack: UnpackOptions,
     /// Directory for downloads in progress and for what is remembered between fetches; made if missing.
     pub cache_dir: PathBuf,
+    /// Credentials for the registry; without them those in `docker_config` count.
+    pub credentials: Option<Credentials>,
+    /// Docker's file of credentials, if not the usual one (`$DOCKER_CONFIG/config.json` or `~/.docker/config.json`).
+    pub docker_config: Option<PathBuf>,
     /// Do not reuse what an earlier fetch remembered about a source whose content changes with time (Debian suites).
     pub refresh: bool,
 }
@@ -57,7 +64,13 @@ pub struct FetchOptions {
 impl FetchOptions {
     /// Defaults for everything but the two directories.
     pub fn new(layers_dir: impl Into<PathBuf>, cache_dir: impl Into<PathBuf>) -> Self {
-        Self { unpack: UnpackOptions::new(layers_dir), cache_dir: cache_dir.into(), refresh: false }
+        Self {
+            unpack: UnpackOptions::new(layers_dir),
+            cache_dir: cache_dir.into(),
+            credentials: None,
+            docker_config: None,
+            refresh: false,
+        }
     }
 }
 

@@ -1,7 +1,15 @@
 //! The sources, one module each. All end in [`LayerStore::unpack`](crate::layers::LayerStore).
 
+mod archive;
+mod assemble;
+mod debian;
 mod directory;
+mod manifest;
+mod registry;
 mod tar_file;
+
+pub use debian::DebianError;
+pub use registry::{Credentials, RegistryError};
 
 use crate::layers::LayerStore;
 use crate::progress::Progress;
@@ -33,6 +41,9 @@ pub(crate) fn fetch(source: &Source, options: &FetchOptions, progress: &dyn Prog
     match source {
         Source::Tar(path) => tar_file::fetch(path, &context),
         Source::Directory(path) => directory::fetch(path, &context),
-        other => Err(ImageError::Unsupported { origin: other.to_string() }),
+        Source::OciArchive(path) => archive::fetch_oci(path, &context, options),
+        Source::DockerArchive(path) => archive::fetch_docker(path, &context, options),
+        Source::Docker(reference) => registry::fetch(reference, &context, options),
+        Source::Debian(set) => debian::fetch(set, &context, options),
     }
 }

@@ -104,6 +104,11 @@ impl<R: Read> TarReader<R> {
         self.source
     }
 
+    /// Byte offset of the current entry's data, for archives that are read again by position.
+    pub(crate) fn position(&self) -> u64 {
+        self.offset
+    }
+
     /// The next entry, or `None` at the end marker. Whatever was left of the previous entry's data is skipped.
     pub(crate) fn next_entry(&mut self) -> Result<Option<TarEntry>, TarError> {
         self.skip_body()?;

@@ -246,7 +246,7 @@ impl<'a> Unpacker<'a> {
 
     fn add_marker(&mut self, marker: &Marker, path: &EntryPath) -> Result<(), UnpackError> {
         path.check_parents()?;
-        let parent = self.tree.parent(path)?;
+        let Some(parent) = self.tree.parent_of_mark(path)? else { return Ok(()) };
         match marker {
             Marker::Ignored => {}
             Marker::Opaque => {

@@ -42,6 +42,17 @@ pub(super) enum Existing {
     Other,
 }
 
+/// Why a way is walked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// To find what is there.
+    Look,
+    /// To put a file there: missing directories are made, hidden ones appear again.
+    Fill,
+    /// To put a mark there: missing directories are made.
+    Mark,
+}
+
 /// The layer being filled.
 pub(super) struct Tree {
     root: Directory,
@@ -82,7 +93,7 @@ impl Tree {
             Ok(directory) => directory,
             Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => {
                 let count = path.depth() - 1;
-                self.walk(path, count, true)?.ok_or_else(|| path.refuse(Refusal::NoName))?
+                self.walk(path, count, Purpose::Fill)?.ok_or_else(|| path.refuse(Refusal::NoName))?
             }
             Err(errno) => return Err(errno).at("open the parent of", path),
         };
@@ -90,11 +101,27 @@ impl Tree {
         Ok(directory)
     }
 
+    /// The parent directory of the mark at `path`, made if missing. `None` if this layer has no directory there but a
+    /// file, a link or a whiteout, which hides all that the mark could: tools that turn a directory into a file or link
+    /// write marks for what was in it nevertheless. Links are not followed, because marks are about paths of lower layers.
+    pub(super) fn parent_of_mark(&self, path: &EntryPath) -> Result<Option<Directory>, UnpackError> {
+        let mut here = self.root.clone();
+        for component in path.components().take(path.depth() - 1) {
+            match self.step(&here, component, path, Purpose::Mark) {
+                Ok(Step::Into(directory)) => here = directory,
+                Ok(Step::Link(_) | Step::Missing) => return Ok(None),
+                Err(UnpackError::Refused { reason: Refusal::ParentNotDirectory { .. }, .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(here))
+    }
+
     /// The parent directory of `path` if it exists; nothing is made.
     pub(super) fn existing_parent(&self, path: &EntryPath) -> Result<Option<Directory>, UnpackError> {
         match self.open_plain(path.parent_bytes()) {
             Ok(directory) => Ok(Some(directory)),
-            Err(_) => self.walk(path, path.depth() - 1, false),
+            Err(_) => self.walk(path, path.depth() - 1, Purpose::Look),
         }
     }
 
@@ -152,8 +179,8 @@ impl Tree {
     }
 
     /// Walks the first `count` components of `path`, following links as they lead beneath the root. `None` if something
-    /// is missing and `make` does not allow to make it.
-    fn walk(&self, path: &EntryPath, count: usize, make: bool) -> Result<Option<Directory>, UnpackError> {
+    /// is missing and only looked for.
+    fn walk(&self, path: &EntryPath, count: usize, purpose: Purpose) -> Result<Option<Directory>, UnpackError> {
         let mut ahead: VecDeque<Vec<u8>> = path.components().take(count).map(<[u8]>::to_vec).collect();
         let mut way = vec![self.root.clone()];
         let mut links = 0;
@@ -173,7 +200,7 @@ impl Tree {
             if way.len() > self.depth_max {
                 return Err(path.refuse(Refusal::TooDeep { limit: self.depth_max }));
             }
-            match self.step(&here, &component, path, make)? {
+            match self.step(&here, &component, path, purpose)? {
                 Step::Missing => return Ok(None),
                 Step::Into(directory) => way.push(directory),
                 Step::Link(target) => {
@@ -192,10 +219,16 @@ impl Tree {
         Ok(way.pop())
     }
 
-    fn step(&self, here: &Directory, component: &[u8], path: &EntryPath, make: bool) -> Result<Step, UnpackError> {
+    fn step(
+        &self,
+        here: &Directory,
+        component: &[u8],
+        path: &EntryPath,
+        purpose: Purpose,
+    ) -> Result<Step, UnpackError> {
         let stat = match rustix::fs::statat(here, component, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
-            Err(Errno::NOENT) if make => {
+            Err(Errno::NOENT) if purpose != Purpose::Look => {
                 return self.make_implicit(here, component, path, false).map(Step::Into);
             }
             Err(Errno::NOENT) => return Ok(Step::Missing),
@@ -211,7 +244,7 @@ impl Tree {
                     rustix::fs::readlinkat(here, component, Vec::new()).at("read a link on the way to", path)?;
                 Ok(Step::Link(target.into_bytes()))
             }
-            FileType::CharacterDevice if make => {
+            FileType::CharacterDevice if purpose == Purpose::Fill => {
                 rustix::fs::unlinkat(here, component, AtFlags::empty()).at("replace the parent of", path)?;
                 self.make_implicit(here, component, path, true).map(Step::Into)
             }

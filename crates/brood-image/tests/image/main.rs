@@ -2,5 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking; clippy exempts only functions marked as tests")]
 
+mod archives;
+mod debian;
+mod images;
 mod local;
+mod registry;
+mod registry_server;
 mod support;

@@ -115,3 +115,9 @@ pub fn run(command: &mut Command) -> String {
     assert!(output.status.success(), "{command:?} failed: {errors}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
+
+/// The message of an error with those of its causes, as a command line would show it.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(|cause| cause.to_string()).collect::<Vec<_>>().join(": ")
+}

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 /// An exclusive `flock`, held until dropped. Ends with the process, however that ends.
 #[derive(Debug)]
-pub(super) struct LockFile {
+pub(crate) struct LockFile {
     path: PathBuf,
     _locked: File,
 }
 
 impl LockFile {
     /// Waits for the lock.
-    pub(super) fn acquire(path: &Path) -> io::Result<Self> {
+    pub(crate) fn acquire(path: &Path) -> io::Result<Self> {
         loop {
             let file = File::options().create(true).truncate(false).write(true).open(path)?;
             file.lock()?;
