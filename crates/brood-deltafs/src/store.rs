@@ -1,5 +1,6 @@
 //! The state directory.
 
+mod adopt;
 mod retain;
 mod spaces;
 
