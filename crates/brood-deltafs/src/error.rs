@@ -92,6 +92,15 @@ pub enum StoreError {
         /// Layers that may be mounted.
         max: usize,
     },
+    /// Layers that cannot be squashed into one, because their files cannot be
+    /// linked.
+    #[error("layers {one} and {other} are in different spaces")]
+    Apart {
+        /// One of them.
+        one: LayerId,
+        /// Another.
+        other: LayerId,
+    },
     /// The kernel refused to mount a stack.
     #[error("mounting the stack on top of layer {top}")]
     Mount {

@@ -21,6 +21,8 @@
 //! This crate knows nothing of sandboxes, processes or images.
 #![forbid(unsafe_code)]
 
+mod attributes;
+mod diff;
 mod error;
 mod ext4_image;
 mod failure_point;
@@ -30,19 +32,24 @@ mod id;
 mod layer;
 mod overlay;
 mod space;
+mod squash;
 mod store;
 mod swap;
 mod system_layer;
 mod trash;
+mod tree;
 mod upper;
 
+pub use diff::{Change, ChangeKind, Diff};
 pub use error::{Result, StoreError};
 pub use freeze::Frozen;
 pub use id::{InvalidId, LayerId, SpaceId, UpperId};
 pub use layer::{DEPTH_MAX, Layer, LayerStack};
 pub use overlay::OverlayMount;
 pub use space::{LIMIT_BYTES_MAX, LIMIT_BYTES_MIN, LimitMechanism, LimitSupport, Space, SpaceUsage};
+pub use squash::DEPTH_AIM;
 pub use store::{Retained, Staging, Store};
 pub use swap::{RootSwapper, SwapError};
 pub use system_layer::SystemLayers;
+pub use tree::FileTree;
 pub use upper::Upper;

@@ -37,6 +37,8 @@ struct Inner {
     id_base: u32,
     /// Layers that are referred to in memory, and some that are not.
     layers: Mutex<HashMap<LayerId, Layer>>,
+    /// Merged layers by the run that each stands for.
+    merged: Mutex<HashMap<Box<[LayerId]>, LayerId>>,
     /// Spaces on disk. Locked after `layers` where both are.
     spaces: Mutex<HashMap<SpaceId, OpenSpace>>,
     trash: Trash,
@@ -81,6 +83,7 @@ impl Store {
             home: home.clone(),
             id_base,
             layers: Mutex::default(),
+            merged: Mutex::default(),
             spaces: Mutex::default(),
             trash,
             _lock: lock,
@@ -140,15 +143,7 @@ impl Store {
     /// # Errors
     /// As file operations.
     pub fn stage(&self) -> Result<Staging> {
-        let staging = self.0.home.staging();
-        let name = random_name().named("name in", &staging)?;
-        let path = staging.join(name);
-        make_private_directory(&path)?;
-        let staging = Staging { store: self.clone(), path };
-        let base = Some(self.0.id_base);
-        std::os::unix::fs::chown(&staging.path, base, base).named("set owner of", &staging.path)?;
-        fs::set_permissions(&staging.path, fs::Permissions::from_mode(0o755)).named("set mode of", &staging.path)?;
-        Ok(staging)
+        Staging::create(self, &self.0.home)
     }
 
     /// A fresh upper for a mount of `stack`.
@@ -215,6 +210,9 @@ impl Store {
                 removed.push(id);
             }
         }
+        let mut merged = self.0.merged.lock().unwrap_or_else(PoisonError::into_inner);
+        merged.retain(|run, id| !removed.contains(id) && !run.iter().any(|id| removed.contains(id)));
+        drop(merged);
         self.remove_discarded_spaces(&mut registered)?;
         Ok(removed)
     }
@@ -228,6 +226,19 @@ impl Store {
         let layer = Layer::new(id.clone(), path);
         self.layers().insert(id, layer.clone());
         layer
+    }
+
+    /// The merged layer that stands for `run`, if it was made and still is.
+    pub(crate) fn merged(&self, run: &[Layer]) -> Option<Layer> {
+        let key: Box<[LayerId]> = run.iter().map(|layer| layer.id().clone()).collect();
+        let id = self.0.merged.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()?;
+        self.layer(&id).ok()
+    }
+
+    pub(crate) fn remember_merged(&self, run: &[Layer], merged: &Layer) {
+        let key = run.iter().map(|layer| layer.id().clone()).collect();
+        let mut known = self.0.merged.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(key, merged.id().clone());
     }
 
     pub(crate) fn unregister(&self, id: &LayerId) {
@@ -255,6 +266,17 @@ impl Store {
 }
 
 impl Staging {
+    pub(crate) fn create(store: &Store, home: &Home) -> Result<Self> {
+        let name = random_name().named("name in", home.path())?;
+        let path = home.staging().join(name);
+        make_private_directory(&path)?;
+        let staging = Self { store: store.clone(), path };
+        let base = Some(store.id_base());
+        std::os::unix::fs::chown(&staging.path, base, base).named("set owner of", &staging.path)?;
+        fs::set_permissions(&staging.path, fs::Permissions::from_mode(0o755)).named("set mode of", &staging.path)?;
+        Ok(staging)
+    }
+
     /// The directory to fill, in the form a lower layer of an overlay has:
     /// whiteouts are character devices 0/0, opaque directories carry
     /// `trusted.overlay.opaque=y`.
@@ -277,7 +299,7 @@ impl Staging {
     /// # Errors
     /// As `rename(2)`.
     pub fn publish(self, id: LayerId) -> Result<Layer> {
-        let target = self.store.0.home.layers().join(id.as_str());
+        let target = Home::of(&self.path).layers().join(id.as_str());
         match rustix::fs::renameat_with(
             rustix::fs::CWD,
             &self.path,
@@ -294,7 +316,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         // After publishing there is nothing at the path any more.
-        if let Err(error) = self.store.throw(&self.store.0.home, &self.path) {
+        if let Err(error) = self.store.throw(&Home::of(&self.path), &self.path) {
             tracing::error!(%error, "a half-made layer stays until the next start");
         }
     }

@@ -67,9 +67,14 @@ pub(crate) fn make_private_directory(path: &Path) -> Result<()> {
     fs::DirBuilder::new().mode(0o700).create(path).named("make directory", path)
 }
 
-/// Gives `to` owner and mode of the layer root `from`.
+/// Gives `to` owner, mode and times of the layer root `from`.
 pub(crate) fn copy_root(from: &Path, to: &Path) -> Result<()> {
     let root = fs::metadata(from).named("status of", from)?;
     std::os::unix::fs::chown(to, Some(root.uid()), Some(root.gid())).named("set owner of", to)?;
-    fs::set_permissions(to, root.permissions()).named("set mode of", to)
+    fs::set_permissions(to, root.permissions()).named("set mode of", to)?;
+    let times = root.accessed().and_then(|accessed| {
+        let times = fs::FileTimes::new().set_accessed(accessed).set_modified(root.modified()?);
+        fs::File::open(to)?.set_times(times)
+    });
+    times.named("set times of", to)
 }

@@ -3,6 +3,8 @@
 
 mod fixture;
 mod freeze;
+mod model;
 mod space;
+mod squash;
 mod store;
 mod swap;
