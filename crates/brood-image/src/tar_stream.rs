@@ -177,8 +177,8 @@ impl<R: Read> TarReader<R> {
             entry.link = link.to_vec();
         }
         entry.xattrs = pax.xattrs();
-        // A v7 archive marks a directory by its name alone.
-        if entry.kind == EntryKind::File && entry.path.ends_with(b"/") {
+        // Archives from before POSIX mark a directory by its name alone.
+        if header.as_old().linkflag == [0] && entry.path.ends_with(b"/") {
             entry.kind = EntryKind::Directory;
         }
         self.start_body(header, &mut entry, pax, stored_size, extended.bytes)?;

@@ -49,7 +49,7 @@ fn shifted(mut file: FileView) -> FileView {
     file
 }
 
-fn assert_same_tree(original: &Path, unpacked: &Path) {
+pub fn assert_same_tree(original: &Path, unpacked: &Path) {
     let wanted: Vec<_> = view(original).into_iter().map(|(path, file)| (path, shifted(file))).collect();
     let found: Vec<_> = view(unpacked).into_iter().collect();
     for (wanted, found) in wanted.iter().zip(&found) {
@@ -61,7 +61,7 @@ fn assert_same_tree(original: &Path, unpacked: &Path) {
     assert_eq!(wanted.len(), found.len());
 }
 
-fn pack(tree: &Path, file: &Path, options: &[&str]) {
+pub fn pack(tree: &Path, file: &Path, options: &[&str]) {
     let mut tar = Command::new("tar");
     tar.args(["--create", "--xattrs", "--xattrs-include=*", "--numeric-owner"]).args(options);
     run(tar.arg("--file").arg(file).arg("--directory").arg(tree).arg("."));

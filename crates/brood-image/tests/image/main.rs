@@ -3,9 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking; clippy exempts only functions marked as tests")]
 
 mod archives;
+mod crafted;
 mod debian;
+mod hostile;
 mod images;
+mod interruption;
 mod local;
 mod registry;
 mod registry_server;
+mod round_trip;
 mod support;
