@@ -2,14 +2,15 @@
 //!
 //! Files are hard-linked, not copied: they keep their inode numbers, their
 //! attributes and their links among one another, and only directories cost
-//! space. Whiteouts, opaque marks and redirects are kept or composed, so the
-//! result may stand for its layers above any others.
+//! space. Whiteouts that still hide something, opaque marks and redirects are
+//! kept or composed.
 
 mod plan;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -28,19 +29,24 @@ use crate::tree::{Directory, FileTree, Found, Node, OPAQUE, OpenDirectory, REDIR
 pub use plan::DEPTH_AIM;
 
 impl Store {
-    /// A layer that means the same as `layers`, which are adjacent, topmost
-    /// first. They stay as they are; whoever wants to use the new one instead
-    /// makes a new stack ([`LayerStack::replaced`]).
+    /// A layer that means the same as the layers `run` of `stack`, when it is
+    /// put in their place ([`LayerStack::replaced`]). The layers stay.
+    ///
+    /// The result depends on what is below the run: a whiteout of something
+    /// that is not there would show, in a directory that nothing is merged
+    /// with. So it fits only where the run is, in this stack and in those that
+    /// have the same below it.
     ///
     /// # Errors
     /// [`StoreError::Depth`] for fewer than two layers,
     /// [`StoreError::Apart`] for layers of different spaces, or as file
     /// operations. Nothing is left behind then.
-    pub fn squash(&self, layers: &[Layer]) -> Result<Layer> {
-        self.squash_as(layers, LayerId::random().named("name for a layer in", self.root())?)
+    pub fn squash(&self, stack: &LayerStack, run: Range<usize>) -> Result<Layer> {
+        self.squash_as(stack, run, LayerId::random().named("name for a layer in", self.root())?)
     }
 
-    pub(crate) fn squash_as(&self, layers: &[Layer], id: LayerId) -> Result<Layer> {
+    pub(crate) fn squash_as(&self, stack: &LayerStack, run: Range<usize>, id: LayerId) -> Result<Layer> {
+        let layers = stack.layers().get(run.clone()).unwrap_or_default();
         let (Some(top), true) = (layers.first(), layers.len() >= 2) else {
             return Err(StoreError::Depth { depth: layers.len(), max: DEPTH_MAX });
         };
@@ -48,32 +54,33 @@ impl Store {
             return Err(StoreError::Apart { one: top.id().clone(), other: other.id().clone() });
         }
         let tree = FileTree::of(&LayerStack::new(layers.iter().cloned()))?;
-        let staging = self.stage_in(&top.home())?;
-        Merge { tree: &tree, target: staging.path() }.run()?;
+        let below = FileTree::of(&LayerStack::new(stack.layers()[run.end..].iter().cloned()))?;
+        let staging = Staging::create(self, &top.home())?;
+        Merge { tree: &tree, below: &below, target: staging.path() }.run()?;
         failure_point::reach("squash.merged");
         staging.publish(id)
-    }
-
-    fn stage_in(&self, home: &crate::home::Home) -> Result<Staging> {
-        Staging::create(self, home)
     }
 }
 
 impl LayerStack {
-    /// This stack with `merged` in the place of the adjacent layers `run`, or
-    /// nothing if it does not contain them.
+    /// This stack with `merged` in the place of its layers `run`.
+    ///
+    /// # Panics
+    /// When `run` is not within the stack.
     #[must_use]
-    pub fn replaced(&self, run: &[Layer], merged: &Layer) -> Option<Self> {
-        let layers = self.layers();
-        let start = layers.windows(run.len().max(1)).position(|window| window == run)?;
-        let below = layers[start + run.len()..].iter();
-        Some(Self::new(layers[..start].iter().chain(std::iter::once(merged)).chain(below).cloned()))
+    pub fn replaced(&self, run: Range<usize>, merged: &Layer) -> Self {
+        let (above, rest) = self.layers().split_at(run.start);
+        let below = &rest[run.len()..];
+        Self::new(above.iter().chain(std::iter::once(merged)).chain(below).cloned())
     }
 }
 
 /// One merge under way.
 struct Merge<'m> {
+    /// The layers that are merged.
     tree: &'m FileTree,
+    /// The layers that the result will be above.
+    below: &'m FileTree,
     target: &'m Path,
 }
 
@@ -99,9 +106,11 @@ impl Merge<'_> {
         let host_path = self.target.join(&here.path);
         let target = self.open_target(&here.path)?;
         let names: BTreeSet<OsString> = open.names(0..here.directory.parts.len())?;
+        let mut below = Below { tree: self.below, path: here.directory.below.as_deref(), directory: None };
         for name in names {
             match open.child(&name)? {
                 None => {}
+                Some(Node::Whiteout(_)) if !below.has(&name)? => {}
                 Some(Node::Whiteout(found) | Node::File(found)) => {
                     self.link(&open, &found, &name, &target).named("link", &host_path.join(&name))?;
                 }
@@ -153,6 +162,26 @@ impl Merge<'_> {
             .named("set owner of", &host_path)?;
         rustix::fs::fchmod(target, Mode::from_raw_mode(status.st_mode)).named("set mode of", &host_path)?;
         rustix::fs::futimens(target, &times(&status)).named("set times of", &host_path)
+    }
+}
+
+/// The directory that one of the result is merged with; found when the first
+/// whiteout needs it.
+struct Below<'m> {
+    tree: &'m FileTree,
+    path: Option<&'m Path>,
+    directory: Option<Option<Directory>>,
+}
+
+impl Below<'_> {
+    fn has(&mut self, name: &OsStr) -> Result<bool> {
+        if self.directory.is_none() {
+            let found = self.path.map(|path| self.tree.find_directory(path)).transpose()?;
+            self.directory = Some(found.flatten());
+        }
+        let Some(Some(directory)) = &self.directory else { return Ok(false) };
+        let node = OpenDirectory::new(self.tree, directory).child(name)?;
+        Ok(!matches!(node, None | Some(Node::Whiteout(_))))
     }
 }
 

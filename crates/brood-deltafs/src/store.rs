@@ -229,16 +229,15 @@ impl Store {
     }
 
     /// The merged layer that stands for `run`, if it was made and still is.
-    pub(crate) fn merged(&self, run: &[Layer]) -> Option<Layer> {
-        let key: Box<[LayerId]> = run.iter().map(|layer| layer.id().clone()).collect();
-        let id = self.0.merged.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()?;
+    /// A frozen layer has always the same below it, so the run says it all.
+    pub(crate) fn merged(&self, run: &[LayerId]) -> Option<Layer> {
+        let id = self.0.merged.lock().unwrap_or_else(PoisonError::into_inner).get(run).cloned()?;
         self.layer(&id).ok()
     }
 
-    pub(crate) fn remember_merged(&self, run: &[Layer], merged: &Layer) {
-        let key = run.iter().map(|layer| layer.id().clone()).collect();
+    pub(crate) fn remember_merged(&self, run: Box<[LayerId]>, merged: &Layer) {
         let mut known = self.0.merged.lock().unwrap_or_else(PoisonError::into_inner);
-        known.insert(key, merged.id().clone());
+        known.insert(run, merged.id().clone());
     }
 
     pub(crate) fn unregister(&self, id: &LayerId) {

@@ -125,6 +125,18 @@ impl FileTree {
         Directory { parts, below: Some(PathBuf::new()) }
     }
 
+    /// The directory `path` of the merged tree, if there is one.
+    pub(crate) fn find_directory(&self, path: &Path) -> Result<Option<Directory>> {
+        let mut directory = self.root();
+        for name in path.iter() {
+            match OpenDirectory::new(self, &directory).child(name)? {
+                Some(Node::Directory(child, _status)) => directory = child,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(directory))
+    }
+
     /// How many layers at the bottom are the same in both trees.
     pub(crate) fn common_layers(&self, other: &Self) -> usize {
         let pairs = self.layers.iter().rev().zip(other.layers.iter().rev());

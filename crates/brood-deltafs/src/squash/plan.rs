@@ -41,18 +41,17 @@ impl Store {
     pub fn shortened(&self, stack: &LayerStack, pinned: &HashSet<LayerId>) -> Result<Option<LayerStack>> {
         let mut current = stack.clone();
         let mut changed = false;
-        while let Some((range, level)) = next_merge(current.layers(), pinned) {
-            let run = current.layers()[range].to_vec();
-            let merged = match self.merged(&run) {
+        while let Some((run, level)) = next_merge(current.layers(), pinned) {
+            let ids: Box<[LayerId]> = current.ids().skip(run.start).take(run.len()).cloned().collect();
+            let merged = match self.merged(&ids) {
                 Some(merged) => merged,
                 None => {
-                    let merged = self.squash_as(&run, level_id(level)?)?;
-                    self.remember_merged(&run, &merged);
+                    let merged = self.squash_as(&current, run.clone(), level_id(level)?)?;
+                    self.remember_merged(ids, &merged);
                     merged
                 }
             };
-            let Some(shorter) = current.replaced(&run, &merged) else { break };
-            drop(run);
+            let shorter = current.replaced(run, &merged);
             // A merged layer that was merged again at once is nobody's.
             self.release(std::mem::replace(&mut current, shorter))?;
             changed = true;

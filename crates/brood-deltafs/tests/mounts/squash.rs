@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::PathBuf;
 
-use brood_deltafs::{ChangeKind, DEPTH_AIM, Diff, FileTree, Layer, LayerStack, Store, StoreError, Upper};
+use brood_deltafs::{ChangeKind, DEPTH_AIM, Diff, FileTree, LayerStack, Store, StoreError, Upper};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -57,9 +57,8 @@ fn a_squashed_stack_shows_the_same() {
         let (one, two) = (first.index(depth), last.index(depth));
         let (start, end) = (one.min(two), one.max(two) + 1);
         prop_assume!(end - start >= 2);
-        let run = &stack.layers()[start..end];
-        let merged = place.store.squash(run).unwrap();
-        let shorter = stack.replaced(run, &merged).unwrap();
+        let merged = place.store.squash(&stack, start..end).unwrap();
+        let shorter = stack.replaced(start..end, &merged);
         prop_assert_eq!(shorter.depth(), depth - (end - start) + 1);
         prop_assert_eq!(shown(&place.store, &shorter), before);
         Ok(())
@@ -100,9 +99,9 @@ fn a_diff_is_what_comparing_everything_finds() {
         let depth = place.stack.depth() + from.index(rounds.len());
         let mut early = place.store.stack(stack.ids().skip(stack.depth().saturating_sub(depth))).unwrap();
         if squashed && early.depth() > place.stack.depth() + 1 {
-            let run = early.layers()[..early.depth() - place.stack.depth()].to_vec();
-            let merged = place.store.squash(&run).unwrap();
-            early = early.replaced(&run, &merged).unwrap();
+            let run = 0..early.depth() - place.stack.depth();
+            let merged = place.store.squash(&early, run.clone()).unwrap();
+            early = early.replaced(run, &merged);
         }
         let old = shown(&place.store, &early);
         let new = account(&Mounted::new(&stack, &upper).path);
@@ -170,13 +169,14 @@ fn two_hundred_checkpoints_stay_shallow_and_rollback_finds_each() {
 #[test]
 fn squashing_what_cannot_be_is_refused() {
     let place = Place::new();
-    let one: &[Layer] = &place.stack.layers()[..1];
-    assert!(matches!(place.store.squash(one), Err(StoreError::Depth { .. })));
+    for run in [0..0, 1..2, 2..9] {
+        assert!(matches!(place.store.squash(&place.stack, run), Err(StoreError::Depth { .. })));
+    }
     let space = place.store.new_space(32 << 20).unwrap();
     let upper = place.store.new_upper_in(&space, &place.stack).unwrap();
     let frozen = place.store.freeze(&upper, &place.stack).unwrap();
     let (stack, _upper) = place.store.commit_freeze(frozen).unwrap();
-    let refused = place.store.squash(stack.layers());
+    let refused = place.store.squash(&stack, 0..stack.depth());
     assert!(matches!(refused, Err(StoreError::Apart { .. })), "{refused:?}");
     assert_eq!(fs::read_dir(place.directory.path().join("staging")).unwrap().count(), 0);
 }
