@@ -1,15 +1,19 @@
 //! A sandbox's connection to the network, from preparation to removal.
 
-use std::collections::HashSet;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::address::Slot;
 use crate::dns::LookUp;
 use crate::firewall::{AppliedPolicy, Port};
+use crate::inward::{self, ConnectError};
 use crate::janitor::{JanitorHandle, Removal};
-use crate::network::{Filter, NetworkError, Shared, keep, lock};
+use crate::network::{Filter, NetworkError, Shared, lock};
 use crate::policy::NetworkPolicy;
+use crate::port_forward::{PortForward, Target};
+use crate::proxy;
 use crate::sandbox::{Sandbox, SandboxState};
 
 /// A namespace that is connected but under no policy: nothing gets through.
@@ -25,20 +29,12 @@ struct Connection {
     janitor: JanitorHandle,
     slot: Slot,
     port: Port,
-    namespace: Option<OwnedFd>,
+    namespace: Arc<OwnedFd>,
 }
 
 impl Prepared {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        janitor: JanitorHandle,
-        slot: Slot,
-        port: Port,
-        namespace: BorrowedFd<'_>,
-    ) -> Result<Self, NetworkError> {
-        let mut connection = Connection { shared, janitor, slot, port, namespace: None };
-        connection.namespace = Some(keep(namespace)?);
-        Ok(Self { connection })
+    pub(crate) fn new(shared: Arc<Shared>, janitor: JanitorHandle, slot: Slot, port: Port, namespace: OwnedFd) -> Self {
+        Self { connection: Connection { shared, janitor, slot, port, namespace: Arc::new(namespace) } }
     }
 
     /// Puts `policy` in force.
@@ -52,7 +48,12 @@ impl Prepared {
         let sandbox = Arc::new(Sandbox {
             slot: connection.slot,
             port: connection.port,
-            state: Mutex::new(SandboxState { policy: Arc::new(policy), applied, pinned: HashSet::new() }),
+            state: Mutex::new(SandboxState {
+                policy: Arc::new(policy),
+                applied,
+                pinned: HashMap::new(),
+                groups: Vec::new(),
+            }),
             look_ups: Mutex::default(),
         });
         connection
@@ -68,7 +69,7 @@ impl Prepared {
 impl Connection {
     fn put_in_force(&self, policy: &NetworkPolicy) -> Result<AppliedPolicy, NetworkError> {
         let mut filter = lock(&self.shared.filter);
-        let Filter { firewall, policies } = &mut *filter;
+        let Filter { firewall, policies, .. } = &mut *filter;
         let applied = policies.acquire(firewall, policy)?;
         match firewall.set_policy(self.port.interface, None, Some(&applied)) {
             Ok(()) => Ok(applied),
@@ -94,20 +95,78 @@ impl Attachment {
     /// A policy that cannot be carried out, or a kernel that refuses; the old policy then stays in force.
     pub fn set_policy(&self, policy: NetworkPolicy) -> Result<(), NetworkError> {
         policy.check()?;
+        let shared = &self.connection.shared;
+        {
+            let mut filter = lock(&shared.filter);
+            let Filter { firewall, policies, .. } = &mut *filter;
+            let mut state = lock(&self.sandbox.state);
+            let applied = policies.acquire(firewall, &policy)?;
+            let interface = self.connection.port.interface;
+            if let Err(error) = firewall.set_policy(interface, Some(&state.applied), Some(&applied)) {
+                policies.release(firewall, &policy, &applied)?;
+                return Err(error.into());
+            }
+            let old_policy = std::mem::replace(&mut state.policy, Arc::new(policy));
+            let old_applied = std::mem::replace(&mut state.applied, applied);
+            policies.release(firewall, &old_policy, &old_applied)?;
+        }
+        proxy::review(shared, &self.sandbox, &shared.relay);
+        Ok(())
+    }
+
+    /// Puts the sandbox on the private network `group`, created with its first member: members reach each other, and find
+    /// each other as `name` or `name.group`, whatever their policies say about the outside.
+    ///
+    /// # Errors
+    /// A name that is no host name or taken, a full group, or a kernel that refuses.
+    pub fn join_group(&self, group: &str, name: &str) -> Result<(), NetworkError> {
         let mut filter = lock(&self.connection.shared.filter);
-        let filter = &mut *filter;
+        let Filter { firewall, groups, .. } = &mut *filter;
         let mut state = lock(&self.sandbox.state);
-        let applied = filter.policies.acquire(&mut filter.firewall, &policy)?;
-        let interface = self.connection.port.interface;
-        let changed = filter.firewall.set_policy(interface, Some(&state.applied), Some(&applied));
-        if let Err(error) = changed {
-            filter.policies.release(&mut filter.firewall, &policy, &applied)?;
+        let slot = self.connection.slot;
+        let (joined, is_new) = groups.join(group, name, slot)?;
+        if state.groups.iter().any(|group| group.id == joined.id) {
+            // One more name in a group that it is in already.
+            return Ok(());
+        }
+        let is_first = state.groups.is_empty();
+        if let Err(error) = firewall.join_group(self.connection.port.interface, joined.id, is_new, is_first) {
+            groups.leave(&joined, slot);
             return Err(error.into());
         }
-        let old_policy = std::mem::replace(&mut state.policy, Arc::new(policy));
-        let old_applied = std::mem::replace(&mut state.applied, applied);
-        filter.policies.release(&mut filter.firewall, &old_policy, &old_applied)?;
+        state.groups.push(joined);
         Ok(())
+    }
+
+    /// Connects to a port inside, published or not, whatever the policy says: over the sandbox's loopback device.
+    ///
+    /// # Errors
+    /// Nothing accepts connections there, or the namespace cannot be entered.
+    pub fn connect(&self, port: u16) -> Result<TcpStream, ConnectError> {
+        inward::connect(self.connection.namespace.as_fd(), &self.connection.shared.configuration.addresses, port)
+    }
+
+    /// Leads connections to `local` (an address of the host; port 0 lets the kernel choose) to `port` inside. With
+    /// 127.0.0.1 it is a forwarded port, with 0.0.0.0 a published one.
+    ///
+    /// # Errors
+    /// The address cannot be listened on.
+    pub fn forward_port(&self, local: SocketAddr, port: u16) -> Result<PortForward, NetworkError> {
+        let shared = &self.connection.shared;
+        let target = Target {
+            slot: self.connection.slot,
+            namespace: Arc::downgrade(&self.connection.namespace),
+            plan: shared.configuration.addresses,
+            port,
+        };
+        PortForward::start(local, target, shared.relay.clone())
+            .map_err(|source| NetworkError::Socket { action: "listen on the forwarded address", source })
+    }
+
+    /// The sandbox's IPv4 address outside: what tells it apart in logs and to the members of its groups.
+    #[must_use]
+    pub fn outside_address(&self) -> IpAddr {
+        self.connection.port.outside_v4
     }
 
     /// The policy in force.
@@ -133,6 +192,7 @@ impl Attachment {
 impl Drop for Connection {
     fn drop(&mut self) {
         let sandbox = self.shared.sandboxes.write().unwrap_or_else(PoisonError::into_inner).remove(&self.slot);
-        self.janitor.remove(Removal { slot: self.slot, port: self.port, sandbox, namespace: self.namespace.take() });
+        self.shared.relay.cut(self.slot);
+        self.janitor.remove(Removal { slot: self.slot, port: self.port, sandbox });
     }
 }

@@ -1,19 +1,16 @@
 //! Taking connections down, in the background and many at a time: deleting a veth makes the kernel wait for every packet
 //! in flight, which is too long for whoever kills a sandbox.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use rustix::io::Errno;
-
 use crate::address::Slot;
-use crate::firewall::{Port, RemovedPort};
+use crate::firewall::{DeviceGroup, Port, RemovedPort};
 use crate::netlink::NetlinkError;
-use crate::netlink::batch::Batch;
 use crate::netlink::link;
-use crate::network::{NetworkError, Shared, ignoring, lock};
+use crate::netlink::socket::Socket;
+use crate::network::{Filter, NetworkError, Shared, lock};
 use crate::sandbox::Sandbox;
 
 /// Connections taken down in one go: keeps the time for which others wait for the packet filter short.
@@ -26,8 +23,6 @@ pub(crate) struct Removal {
     pub(crate) port: Port,
     /// What it was, if it was under a policy.
     pub(crate) sandbox: Option<Arc<Sandbox>>,
-    /// Held until the veth is gone.
-    pub(crate) namespace: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -51,9 +46,11 @@ pub(crate) struct JanitorHandle(Sender<Message>);
 impl Janitor {
     pub(crate) fn start(shared: Arc<Shared>) -> Result<Self, NetworkError> {
         let (sender, receiver) = channel();
+        // A socket of its own: others must not wait while links are deleted.
+        let links = Socket::route()?;
         let thread = std::thread::Builder::new()
             .name("network-janitor".to_owned())
-            .spawn(move || work(&shared, &receiver))
+            .spawn(move || work(&shared, links, &receiver))
             .map_err(|source| NetworkError::Socket { action: "start the thread that removes connections", source })?;
         Ok(Self { handle: JanitorHandle(sender), thread: Some(thread) })
     }
@@ -92,7 +89,7 @@ impl JanitorHandle {
     }
 }
 
-fn work(shared: &Shared, receiver: &Receiver<Message>) {
+fn work(shared: &Shared, mut links: Socket, receiver: &Receiver<Message>) {
     while let Ok(first) = receiver.recv() {
         let mut removals = Vec::new();
         let mut waiting = Vec::new();
@@ -106,7 +103,7 @@ fn work(shared: &Shared, receiver: &Receiver<Message>) {
             }
             next = if removals.len() < BATCH_MAX { receiver.try_recv().ok() } else { None };
         }
-        take_down(shared, removals);
+        take_down(shared, &mut links, removals);
         for sender in waiting {
             sender.send(()).ok();
         }
@@ -116,7 +113,7 @@ fn work(shared: &Shared, receiver: &Receiver<Message>) {
     }
 }
 
-fn take_down(shared: &Shared, removals: Vec<Removal>) {
+fn take_down(shared: &Shared, links: &mut Socket, removals: Vec<Removal>) {
     if removals.is_empty() {
         return;
     }
@@ -126,44 +123,47 @@ fn take_down(shared: &Shared, removals: Vec<Removal>) {
             "sandboxes could not be removed from the packet filter"
         );
     }
-    for removal in removals {
-        let mut batch = Batch::new();
-        link::delete(&mut batch, removal.port.interface);
-        batch.acknowledge_last();
-        // The other end may have gone with its namespace, or the sandbox may have deleted it.
-        let deleted = ignoring(lock(&shared.links).execute(&mut batch), &[Errno::NODEV]);
-        drop(removal.namespace);
-        match deleted {
-            Ok(()) => lock(&shared.slots).give_back(removal.slot),
-            // The address stays taken as long as its interface exists.
-            Err(error) => tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                interface = removal.port.interface.0,
-                "the veth of a sandbox could not be deleted"
-            ),
+    let interfaces: Vec<_> = removals.iter().map(|removal| removal.port.interface).collect();
+    let doomed = DeviceGroup::of(&shared.configuration.instance).doomed();
+    match link::delete_all(links, &interfaces, doomed) {
+        Ok(()) => {
+            let mut slots = lock(&shared.slots);
+            for removal in removals {
+                slots.give_back(removal.slot);
+            }
         }
+        // The addresses stay taken as long as the interfaces exist.
+        Err(error) => tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            count = interfaces.len(),
+            "the veths of sandboxes could not be deleted"
+        ),
     }
 }
 
 /// Takes sandboxes out of the packet filter.
 fn forget(shared: &Shared, removals: &[Removal]) -> Result<(), NetlinkError> {
+    let mut filter = lock(&shared.filter);
+    let Filter { firewall, policies, groups } = &mut *filter;
     let mut ports = Vec::with_capacity(removals.len());
     let mut released = Vec::new();
     for removal in removals {
-        let mut port = RemovedPort { interface: removal.port.interface, policy: None, pinned: Vec::new() };
+        let mut port =
+            RemovedPort { interface: removal.port.interface, policy: None, pinned: Vec::new(), groups: Vec::new() };
         if let Some(sandbox) = &removal.sandbox {
             let state = lock(&sandbox.state);
             port.policy = Some(state.applied.clone());
-            port.pinned = state.pinned.iter().copied().collect();
+            port.pinned = state.pinned.keys().copied().collect();
+            for group in &state.groups {
+                port.groups.push((group.id, groups.leave(group, removal.slot)));
+            }
             released.push((Arc::clone(&state.policy), state.applied.clone()));
         }
         ports.push(port);
     }
-    let mut filter = lock(&shared.filter);
-    let filter = &mut *filter;
-    filter.firewall.remove_ports(&ports)?;
+    firewall.remove_ports(&ports)?;
     for (policy, applied) in released {
-        filter.policies.release(&mut filter.firewall, &policy, &applied)?;
+        policies.release(firewall, &policy, &applied)?;
     }
     Ok(())
 }

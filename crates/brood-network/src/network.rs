@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::address::{AddressPlan, Slot};
+use crate::address::{AddressPlan, Cidr, Slot};
 use crate::attachment::{Attachment, Prepared};
 use crate::configuration::{ConfigurationError, NetworkConfiguration};
 use crate::dns::NameServer;
-use crate::firewall::{self, Firewall, FirewallConfiguration, Port};
+use crate::firewall::{self, DeviceGroup, Firewall, FirewallConfiguration, Port};
+use crate::groups::{GroupError, Groups};
 use crate::host::{HostSettingError, SwitchedOn};
 use crate::janitor::Janitor;
 use crate::namespace::{self, NamespaceError};
@@ -23,6 +24,8 @@ use crate::netlink::link::{self, InterfaceIndex, MAC_BYTES, VethPair};
 use crate::netlink::socket::Socket;
 use crate::policies::Policies;
 use crate::policy::{NetworkPolicy, PolicyError};
+use crate::proxy::Proxy;
+use crate::relay::{Relay, RelayHandle};
 use crate::sandbox::Sandbox;
 use crate::slots::Slots;
 
@@ -67,6 +70,9 @@ pub enum NetworkError {
     /// The sandbox's network namespace could not be entered.
     #[error("the sandbox's network namespace cannot be used")]
     Namespace(#[from] NamespaceError),
+    /// A sandbox could not join a group.
+    #[error("the sandbox cannot join the group")]
+    Group(#[from] GroupError),
     /// All outside addresses are in use.
     #[error("all 65534 sandbox addresses are in use; kill some sandboxes")]
     Full,
@@ -79,17 +85,21 @@ pub enum NetworkError {
 pub(crate) struct Shared {
     pub(crate) configuration: NetworkConfiguration,
     pub(crate) mtu_bytes: u32,
+    /// Ranges that no sandbox reaches.
+    pub(crate) never: Vec<Cidr>,
+    pub(crate) relay: RelayHandle,
     pub(crate) filter: Mutex<Filter>,
     pub(crate) links: Mutex<Socket>,
     pub(crate) slots: Mutex<Slots>,
     pub(crate) sandboxes: RwLock<HashMap<Slot, Arc<Sandbox>>>,
 }
 
-/// The packet filter table, and the policies that have a chain in it.
+/// The packet filter table, and the policies and groups that have chains in it.
 #[derive(Debug)]
 pub(crate) struct Filter {
     pub(crate) firewall: Firewall,
     pub(crate) policies: Policies,
+    pub(crate) groups: Groups,
 }
 
 /// A network for sandboxes in the network namespace of the thread that starts it.
@@ -100,7 +110,11 @@ pub struct Network {
     shared: Arc<Shared>,
     janitor: Janitor,
     name_server: NameServer,
+    proxy: Proxy,
+    relay: Relay,
     switched_on: SwitchedOn,
+    /// The network namespace that it was started in.
+    home: OwnedFd,
     _instance_lock: OwnedFd,
 }
 
@@ -113,38 +127,50 @@ impl Network {
     /// `CAP_NET_ADMIN` in its network namespace and `CAP_SYS_ADMIN`).
     pub fn start(configuration: NetworkConfiguration) -> Result<Self, NetworkError> {
         configuration.check()?;
+        let home = namespace::current()?;
         let instance_lock = lock_instance(&configuration.instance)?;
         let mut links = Socket::route()?;
         remove_leftover_links(&mut links, &configuration.instance)?;
         add_host_addresses(&mut links, &configuration)?;
         let name_server = NameServer::bind(&configuration)?;
+        let proxy = Proxy::bind(&configuration)?;
+        let relay = Relay::start().map_err(|source| NetworkError::Socket {
+            action: "start the thread that copies between connections",
+            source,
+        })?;
         let switched_on = firewall::switched_on_by_predecessor(&configuration.instance)?
             .or(SwitchedOn::forwarding(configuration.with_ipv6)?);
         let mtu_bytes = match configuration.mtu_bytes {
             Some(bytes) => bytes,
             None => link::default_route_mtu(&mut links)?.unwrap_or(MTU_BYTES_DEFAULT),
         };
-        let mut firewall = Firewall::create(FirewallConfiguration {
+        let firewall_configuration = FirewallConfiguration {
             table: configuration.instance.clone(),
+            group: DeviceGroup::of(&configuration.instance),
             plan: configuration.addresses,
             with_v6: configuration.with_ipv6,
             never: configuration.never.clone(),
             name_server_port: name_server.port(),
-            proxy_port: name_server.port(),
+            proxy_port: proxy.port(),
             switched_on,
-        })?;
+        };
+        let never = firewall::never(&firewall_configuration);
+        let mut firewall = Firewall::create(firewall_configuration)?;
         let policies = Policies::create(&mut firewall)?;
         let shared = Arc::new(Shared {
             configuration,
             mtu_bytes,
-            filter: Mutex::new(Filter { firewall, policies }),
+            never,
+            relay: relay.handle(),
+            filter: Mutex::new(Filter { firewall, policies, groups: Groups::default() }),
             links: Mutex::new(links),
             slots: Mutex::new(Slots::new()),
             sandboxes: RwLock::new(HashMap::new()),
         });
         let janitor = Janitor::start(Arc::clone(&shared))?;
         let name_server = name_server.start(Arc::clone(&shared))?;
-        Ok(Self { shared, janitor, name_server, switched_on, _instance_lock: instance_lock })
+        let proxy = proxy.start(Arc::clone(&shared), relay.handle())?;
+        Ok(Self { shared, janitor, name_server, proxy, relay, switched_on, home, _instance_lock: instance_lock })
     }
 
     /// Connects `namespace` (which must be new: no interfaces but `lo`) without letting anything through yet. This is the
@@ -153,9 +179,10 @@ impl Network {
     /// # Errors
     /// All addresses are in use, or the kernel refuses.
     pub fn prepare(&self, namespace: BorrowedFd<'_>) -> Result<Prepared, NetworkError> {
+        let kept = keep(namespace)?;
         let slot = lock(&self.shared.slots).take().ok_or(NetworkError::Full)?;
         match self.connect(namespace, slot) {
-            Ok(port) => Ok(Prepared::new(Arc::clone(&self.shared), self.janitor.handle(), slot, port, namespace)?),
+            Ok(port) => Ok(Prepared::new(Arc::clone(&self.shared), self.janitor.handle(), slot, port, kept)),
             Err(error) => {
                 lock(&self.shared.slots).give_back(slot);
                 Err(error)
@@ -191,13 +218,16 @@ impl Network {
         let outside_v6 = plan.outside_v6_of(slot).into();
         let interface = self.create_pair(namespace, slot, outside_v4, outside_v6)?;
         let port = Port { interface, outside_v4, outside_v6 };
-        let configured =
-            self.configure_inside(namespace).and_then(|()| Ok(lock(&self.shared.filter).firewall.add_port(&port)?));
-        if let Err(error) = configured {
+        let configured = self.configure_inside(namespace).and_then(|()| {
             let mut batch = Batch::new();
-            link::delete(&mut batch, interface);
+            link::settle(&mut batch, interface);
             batch.acknowledge_last();
             lock(&self.shared.links).execute(&mut batch)?;
+            Ok(lock(&self.shared.filter).firewall.add_port(&port)?)
+        });
+        if let Err(error) = configured {
+            let doomed = DeviceGroup::of(&self.shared.configuration.instance).doomed();
+            link::delete_all(&mut lock(&self.shared.links), &[interface], doomed)?;
             return Err(error);
         }
         Ok(port)
@@ -223,7 +253,7 @@ impl Network {
                 &VethPair {
                     host_name: &name,
                     host_index: index,
-                    host_group: firewall::DEVICE_GROUP,
+                    host_group: DeviceGroup::of(&configuration.instance).living(),
                     inside_name: INSIDE_NAME,
                     inside_index: INSIDE_INDEX,
                     inside_namespace: namespace,
@@ -268,7 +298,9 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
+        self.proxy.stop();
         self.name_server.stop();
+        self.relay.stop();
         self.janitor.stop();
         if let Err(error) = self.remove_all() {
             tracing::warn!(
@@ -287,7 +319,8 @@ impl Network {
         remove_host_addresses(&mut links, configuration)?;
         drop(links);
         lock(&self.shared.filter).firewall.delete()?;
-        self.switched_on.undo()?;
+        // Whoever drops the network may be in another namespace.
+        namespace::run_inside(self.home.as_fd(), || self.switched_on.undo())??;
         Ok(())
     }
 }
@@ -317,13 +350,8 @@ fn lock_instance(instance: &str) -> Result<OwnedFd, NetworkError> {
 }
 
 fn remove_leftover_links(links: &mut Socket, instance: &str) -> Result<(), NetlinkError> {
-    for interface in link::list_by_prefix(links, &format!("{instance}-"))? {
-        let mut batch = Batch::new();
-        link::delete(&mut batch, interface);
-        batch.acknowledge_last();
-        ignoring(links.execute(&mut batch), &[Errno::NODEV])?;
-    }
-    Ok(())
+    let leftover = link::list_by_prefix(links, &format!("{instance}-"))?;
+    link::delete_all(links, &leftover, DeviceGroup::of(instance).doomed())
 }
 
 /// The addresses and routes of the host that are there as long as the network is.
@@ -364,17 +392,9 @@ fn remove_host_addresses(links: &mut Socket, configuration: &NetworkConfiguratio
         });
     }
     for mut batch in requests {
-        ignoring(links.execute(&mut batch), &[Errno::SRCH, Errno::ADDRNOTAVAIL, Errno::NODEV])?;
+        link::ignoring(links.execute(&mut batch), &[Errno::SRCH, Errno::ADDRNOTAVAIL, Errno::NODEV])?;
     }
     Ok(())
-}
-
-/// Success also where the error is one of `ignored`: what was to be removed was gone already.
-pub(crate) fn ignoring(result: Result<(), NetlinkError>, ignored: &[Errno]) -> Result<(), NetlinkError> {
-    match result {
-        Err(error) if error.errno().is_some_and(|errno| ignored.contains(&errno)) => Ok(()),
-        other => other,
-    }
 }
 
 /// A descriptor of the same namespace that lives as long as its owner needs it.

@@ -283,7 +283,6 @@ impl NetworkPolicy {
     }
 
     /// What the rules say about `address`; `None` if no rule names it.
-    #[cfg(test)]
     pub(crate) fn verdict_on_address(&self, address: IpAddr) -> Option<Verdict> {
         let names = |rules: &BTreeSet<Destination>| {
             rules.iter().any(|rule| matches!(rule, Destination::Addresses(range) if range.contains(address)))

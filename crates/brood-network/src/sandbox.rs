@@ -1,13 +1,14 @@
 //! What is known of one sandbox on the network.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use crate::address::Slot;
 use crate::dns::{LoggedVerdict, LookUp, LookUpLog};
 use crate::firewall::{AppliedPolicy, Port};
+use crate::groups::Group;
 use crate::network::lock;
 use crate::policy::NetworkPolicy;
 
@@ -46,6 +47,8 @@ impl Sandbox {
 pub(crate) struct SandboxState {
     pub(crate) policy: Arc<NetworkPolicy>,
     pub(crate) applied: AppliedPolicy,
-    /// Addresses that allowed names led to, in the packet filter or expired there.
-    pub(crate) pinned: HashSet<IpAddr>,
+    /// Addresses that allowed names led to, each with the time when the packet filter forgets it.
+    pub(crate) pinned: HashMap<IpAddr, Instant>,
+    /// The groups it is in.
+    pub(crate) groups: Vec<Arc<Group>>,
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::log::LoggedVerdict;
 use super::message::{AddressRecord, Question, addresses, kind};
@@ -27,19 +28,46 @@ pub(crate) enum Decision {
     Deny,
     /// Answer that the name has no such record.
     Empty,
+    /// Answer with the addresses of a neighbour in a group.
+    Neighbour(Vec<IpAddr>),
 }
 
 /// Judges a query.
 pub(crate) fn decide(shared: &Shared, sandbox: &Sandbox, question: &Question) -> (Decision, LoggedVerdict) {
+    if let Some(addresses) = neighbour(shared, sandbox, &question.name) {
+        return (Decision::Neighbour(addresses), LoggedVerdict::Allowed);
+    }
     let policy = Arc::clone(&lock(&sandbox.state).policy);
     if !policy.may_resolve(&question.name) {
         return (Decision::Deny, LoggedVerdict::Denied);
     }
-    if question.kind == kind::AAAA && !shared.configuration.with_ipv6 {
+    // Service bindings carry keys that hide the name in TLS, and addresses that nobody would pin.
+    let is_binding = matches!(question.kind, kind::SVCB | kind::HTTPS);
+    let is_unusable = question.kind == kind::AAAA && !shared.configuration.with_ipv6;
+    if is_unusable || is_binding && policy.has_domain_rules() {
         return (Decision::Empty, LoggedVerdict::Allowed);
     }
     (Decision::Forward(policy.name_servers.clone()), LoggedVerdict::Allowed)
 }
+
+/// The addresses of the group member called `name`, as the asking sandbox must use them.
+fn neighbour(shared: &Shared, sandbox: &Sandbox, name: &str) -> Option<Vec<IpAddr>> {
+    let slot = lock(&sandbox.state).groups.iter().find_map(|group| group.find(name))?;
+    let plan = &shared.configuration.addresses;
+    let (v4, v6) = if slot == sandbox.slot {
+        (plan.inside_v4, plan.inside_v6)
+    } else {
+        (plan.outside_v4_of(slot), plan.outside_v6_of(slot))
+    };
+    let mut addresses = vec![v4.into()];
+    if shared.configuration.with_ipv6 {
+        addresses.push(v6.into());
+    }
+    Some(addresses)
+}
+
+/// How long, in seconds, a neighbour's address may be kept: members come and go.
+pub(crate) const NEIGHBOUR_TTL_S: u32 = 5;
 
 /// Makes the addresses in an answer reachable where the name, and not the default, is what allows it. Must be done before
 /// the sandbox sees the answer, or its first packet would come too early.
@@ -63,20 +91,23 @@ fn needs_pins(policy: &NetworkPolicy, name: &str) -> bool {
 }
 
 fn pin(shared: &Shared, sandbox: &Sandbox, records: &[AddressRecord]) -> Result<(), NetlinkError> {
+    let now = Instant::now();
     let mut filter = lock(&shared.filter);
     let mut state = lock(&sandbox.state);
+    if state.pinned.len() + records.len() > PINS_MAX {
+        state.pinned.retain(|_, until| *until > now);
+    }
     let mut pins = Vec::new();
     for record in records {
-        let is_new = !state.pinned.contains(&record.address);
+        let is_new = !state.pinned.contains_key(&record.address);
+        let is_never = shared.never.iter().any(|range| range.contains(record.address));
         let is_refused = !shared.configuration.private_answers && is_private(record.address);
-        if is_refused || is_new && state.pinned.len() >= PINS_MAX {
+        if is_never || is_refused || is_new && state.pinned.len() >= PINS_MAX {
             continue;
         }
-        state.pinned.insert(record.address);
-        pins.push(Pin {
-            address: record.address,
-            timeout_ms: u64::from(record.ttl_s.clamp(PIN_S_MIN, PIN_S_MAX)) * 1000,
-        });
+        let time = Duration::from_secs(record.ttl_s.clamp(PIN_S_MIN, PIN_S_MAX).into());
+        state.pinned.insert(record.address, now + time);
+        pins.push(Pin { address: record.address, time });
     }
     filter.firewall.pin(sandbox.port.interface, &pins)
 }

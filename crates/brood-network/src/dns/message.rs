@@ -16,6 +16,8 @@ pub(crate) mod kind {
     pub(crate) const A: u16 = 1;
     pub(crate) const CNAME: u16 = 5;
     pub(crate) const AAAA: u16 = 28;
+    pub(crate) const SVCB: u16 = 64;
+    pub(crate) const HTTPS: u16 = 65;
     pub(crate) const IN: u16 = 1;
 }
 

@@ -7,7 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::decision::{Decision, decide};
+use super::decision::{Decision, NEIGHBOUR_TTL_S, decide};
 use super::message::{Question, ResponseCode, set_id};
 use super::over_udp::random_id;
 use super::upstream::{Upstreams, with_port};
@@ -80,6 +80,9 @@ fn answer_all(shared: &Shared, sandbox: &Sandbox, mut stream: TcpStream) -> io::
         let answer = match decision {
             Decision::Deny => local(ResponseCode::NoSuchName),
             Decision::Empty => local(ResponseCode::NoError),
+            Decision::Neighbour(addresses) => {
+                question.answer(&query, ResponseCode::NoError, &addresses, NEIGHBOUR_TTL_S)
+            }
             Decision::Forward(servers) => {
                 let servers = if servers.is_empty() { upstreams.current().to_vec() } else { with_port(&servers) };
                 match servers.iter().find_map(|server| ask(*server, &query, &question).ok()) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -12,7 +12,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 
 use super::Sockets;
-use super::decision::{Decision, decide};
+use super::decision::{Decision, NEIGHBOUR_TTL_S, decide};
 use super::message::{Question, ResponseCode, set_id};
 use super::over_tcp::{self, Connections};
 use super::upstream::{Upstreams, with_port};
@@ -146,7 +146,7 @@ impl Server {
     }
 
     fn take_query(&mut self, by: usize, client: SocketAddr, query: &[u8]) {
-        let Some(sandbox) = find(&self.shared, client) else {
+        let Some(sandbox) = self.shared.sandbox_at(client.ip()) else {
             return;
         };
         let Ok(question) = Question::of_query(query) else {
@@ -154,15 +154,16 @@ impl Server {
             return;
         };
         let (decision, verdict) = decide(&self.shared, &sandbox, &question);
-        let code = match decision {
+        let (code, addresses) = match decision {
             Decision::Forward(servers) => {
                 return self.forward(by, client, query, question, sandbox, &servers);
             }
-            Decision::Deny => ResponseCode::NoSuchName,
-            Decision::Empty => ResponseCode::NoError,
+            Decision::Deny => (ResponseCode::NoSuchName, Vec::new()),
+            Decision::Empty => (ResponseCode::NoError, Vec::new()),
+            Decision::Neighbour(addresses) => (ResponseCode::NoError, addresses),
         };
-        sandbox.log_look_up(&question.name, question.kind, verdict, Vec::new());
-        let answer = question.answer(query, code, &[], 0);
+        let answer = question.answer(query, code, &addresses, NEIGHBOUR_TTL_S);
+        sandbox.log_look_up(&question.name, question.kind, verdict, addresses);
         self.send(by, client, &answer);
     }
 
@@ -295,18 +296,12 @@ impl Server {
     fn accept(&self, by: u64) {
         let by = usize::from(by != 0);
         while let Ok((stream, client)) = self.sockets.tcp[by].accept() {
-            let Some(sandbox) = find(&self.shared, client) else {
+            let Some(sandbox) = self.shared.sandbox_at(client.ip()) else {
                 continue;
             };
             over_tcp::serve(&self.shared, &self.connections, sandbox, stream);
         }
     }
-}
-
-/// The sandbox that has this outside address.
-fn find(shared: &Shared, client: SocketAddr) -> Option<Arc<Sandbox>> {
-    let slot = shared.configuration.addresses.slot_of(client.ip())?;
-    shared.sandboxes.read().unwrap_or_else(PoisonError::into_inner).get(&slot).cloned()
 }
 
 /// A socket of its own for each question, so that its port cannot be guessed.

@@ -206,6 +206,10 @@ impl Rule {
         self.meta(MetaKeys::Iif).lookup(set)
     }
 
+    pub(crate) fn outgoing_in(self, set: &str) -> Self {
+        self.meta(MetaKeys::Oif).lookup(set)
+    }
+
     /// The destination is an address of the host itself.
     pub(crate) fn destination_is_local(mut self) -> Self {
         self.0 = self

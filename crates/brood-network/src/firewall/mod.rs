@@ -20,11 +20,13 @@
 //! change of policy cuts exactly the connections that the new one would not have let through.
 
 mod expression;
+mod group_chain;
 mod policy_chain;
 mod skeleton;
 mod transaction;
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use crate::address::{AddressPlan, Cidr};
 use crate::host::SwitchedOn;
@@ -34,19 +36,42 @@ use crate::netlink::link::InterfaceIndex;
 use crate::netlink::socket::Socket;
 use crate::policy::{NetworkLimits, NetworkPolicy};
 
+pub(crate) use group_chain::GroupId;
 pub(crate) use policy_chain::PolicyId;
+pub(crate) use skeleton::never;
 use transaction::Transaction;
 
 pub(crate) use expression::octets;
 
-/// The device group of our veths on the host: how rules tell them from all other interfaces. "BR" in ASCII, then a
-/// number nobody else is likely to have picked.
-pub(crate) const DEVICE_GROUP: u32 = 0x4252_0d01;
+/// How rules tell our veths from all other interfaces of the host: by a number that the kernel keeps for each interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DeviceGroup(u32);
+
+impl DeviceGroup {
+    /// The numbers of an instance: "BR" in ASCII, then 15 bits of its name's hash (FNV-1a), then the state. Numbers that
+    /// nobody picks by hand, and different ones for instances side by side.
+    pub(crate) fn of(instance: &str) -> Self {
+        let hash =
+            instance.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        Self(0x4252_0000 | (hash >> 17) << 1)
+    }
+
+    /// Veths in use.
+    pub(crate) fn living(self) -> u32 {
+        self.0
+    }
+
+    /// Veths about to be deleted: nothing passes.
+    pub(crate) fn doomed(self) -> u32 {
+        self.0 | 1
+    }
+}
 
 /// What the table needs to know once.
 #[derive(Debug, Clone)]
 pub(crate) struct FirewallConfiguration {
     pub(crate) table: String,
+    pub(crate) group: DeviceGroup,
     pub(crate) plan: AddressPlan,
     pub(crate) with_v6: bool,
     /// Ranges never reachable, besides the built-in ones.
@@ -138,6 +163,7 @@ impl Firewall {
                     let set = skeleton::pinned_set(*address);
                     change.delete_timed(set, port.interface, *address);
                 }
+                group_chain::leave_all(change, port.interface, &port.groups);
                 change.delete_interface(skeleton::OUTSIDE_V4, port.interface);
                 if with_v6 {
                     change.delete_interface(skeleton::OUTSIDE_V6, port.interface);
@@ -163,9 +189,21 @@ impl Firewall {
         self.change(|change| {
             for pin in addresses {
                 let set = skeleton::pinned_set(pin.address);
-                change.add_timed(set, port, pin.address, pin.timeout_ms);
+                let timeout_ms = u64::try_from(pin.time.as_millis()).unwrap_or(u64::MAX);
+                change.add_timed(set, port, pin.address, timeout_ms);
             }
         })
+    }
+
+    /// Lets `port` and the other members of a group reach each other.
+    pub(crate) fn join_group(
+        &mut self,
+        port: InterfaceIndex,
+        group: GroupId,
+        is_new: bool,
+        is_first_of_port: bool,
+    ) -> Result<(), NetlinkError> {
+        self.change(|change| group_chain::join(change, port, group, is_new, is_first_of_port))
     }
 
     /// Deletes the table.
@@ -189,13 +227,15 @@ pub(crate) struct RemovedPort {
     pub(crate) interface: InterfaceIndex,
     pub(crate) policy: Option<AppliedPolicy>,
     pub(crate) pinned: Vec<IpAddr>,
+    /// Its groups, and whether each is empty without it.
+    pub(crate) groups: Vec<(GroupId, bool)>,
 }
 
 /// An address that a sandbox may reach for a time because an allowed name led to it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pin {
     pub(crate) address: IpAddr,
-    pub(crate) timeout_ms: u64,
+    pub(crate) time: Duration,
 }
 
 /// A policy as it is in force for one port.

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::FirewallConfiguration;
 use super::expression::{Family, Rule, protocol, state};
 use super::transaction::{Hook, SetKind, Transaction};
-use super::{DEVICE_GROUP, FirewallConfiguration};
 use crate::address::{Cidr, OUTSIDE_PREFIX_BITS_V4, OUTSIDE_PREFIX_BITS_V6};
 use crate::policy::joined_ranges;
 
@@ -111,8 +111,8 @@ pub(super) fn write(change: &mut Transaction<'_>, configuration: &FirewallConfig
     guard(change, configuration);
     redirect(change, configuration);
     input(change, configuration);
-    output(change);
-    from_sandbox(change);
+    output(change, configuration);
+    from_sandbox(change, configuration);
     forward(change, configuration);
     masquerade(change, configuration);
     edge_out(change, configuration);
@@ -157,7 +157,8 @@ fn edge_in(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) 
         change.add_rule(ENTER, &rule);
     }
     change.add_base_chain(CHAIN, "filter", Hook::Prerouting, priority::EDGE_IN);
-    change.add_rule(CHAIN, &Rule::new().entering_by(DEVICE_GROUP).jump(ENTER));
+    change.add_rule(CHAIN, &Rule::new().entering_by(configuration.group.doomed()).drop());
+    change.add_rule(CHAIN, &Rule::new().entering_by(configuration.group.living()).jump(ENTER));
     // Nobody else uses the sandboxes' addresses, neither to reach them nor to pose as one of them.
     for (family, leading) in outside_ranges(configuration) {
         let from = Rule::new().family(family).source_begins(family, &leading);
@@ -190,7 +191,7 @@ fn guard(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     change.add_base_chain(CHAIN, "filter", Hook::Prerouting, priority::GUARD);
     for (family, gateway) in gateways(configuration) {
         let rule = Rule::new()
-            .entering_by(DEVICE_GROUP)
+            .entering_by(configuration.group.living())
             .family(family)
             .destination_is_not(gateway)
             .destination_is_local()
@@ -207,7 +208,7 @@ fn redirect(change: &mut Transaction<'_>, configuration: &FirewallConfiguration)
     for (family, gateway) in gateways(configuration) {
         for number in [protocol::UDP, protocol::TCP] {
             let rule = Rule::new()
-                .entering_by(DEVICE_GROUP)
+                .entering_by(configuration.group.living())
                 .family(family)
                 .destination_is(gateway)
                 .protocol(number)
@@ -215,11 +216,12 @@ fn redirect(change: &mut Transaction<'_>, configuration: &FirewallConfiguration)
                 .redirect_to(gateway, configuration.name_server_port);
             change.add_rule(CHAIN, &rule);
         }
-        let to_gateway = Rule::new().entering_by(DEVICE_GROUP).family(family).destination_is(gateway);
+        let to_gateway = Rule::new().entering_by(configuration.group.living()).family(family).destination_is(gateway);
         change.add_rule(CHAIN, &to_gateway.accept());
     }
     for (family, leading) in outside_ranges(configuration) {
-        let between = Rule::new().entering_by(DEVICE_GROUP).family(family).destination_begins(family, &leading);
+        let between =
+            Rule::new().entering_by(configuration.group.living()).family(family).destination_begins(family, &leading);
         change.add_rule(CHAIN, &between.accept());
     }
     for (family, gateway) in gateways(configuration) {
@@ -238,6 +240,7 @@ fn redirect(change: &mut Transaction<'_>, configuration: &FirewallConfiguration)
 fn input(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     const CHAIN: &str = "input";
     change.add_base_chain(CHAIN, "filter", Hook::Input, priority::FILTER);
+    change.add_rule(CHAIN, &Rule::new().jump_by_incoming(LIMITS_SENT));
     for (family, gateway) in gateways(configuration) {
         let services = [
             (protocol::UDP, configuration.name_server_port),
@@ -247,7 +250,7 @@ fn input(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
         for (number, port) in services {
             // Only what was redirected: the ports themselves are not for sandboxes to find.
             let rule = Rule::new()
-                .entering_by(DEVICE_GROUP)
+                .entering_by(configuration.group.living())
                 .family(family)
                 .destination_is(gateway)
                 .protocol(number)
@@ -256,18 +259,22 @@ fn input(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
                 .accept();
             change.add_rule(CHAIN, &rule);
         }
-        let elsewhere =
-            Rule::new().not_entering_by(DEVICE_GROUP).not_entering_by_loopback().family(family).destination_is(gateway);
+        let elsewhere = Rule::new()
+            .not_entering_by(configuration.group.living())
+            .not_entering_by_loopback()
+            .family(family)
+            .destination_is(gateway);
         change.add_rule(CHAIN, &elsewhere.drop());
     }
-    change.add_rule(CHAIN, &Rule::new().entering_by(DEVICE_GROUP).jump(REFUSE));
+    change.add_rule(CHAIN, &Rule::new().entering_by(configuration.group.living()).jump(REFUSE));
 }
 
 /// The host answers sandboxes, and sends them ICMP errors; it does not connect to them.
-fn output(change: &mut Transaction<'_>) {
+fn output(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     const CHAIN: &str = "output";
     change.add_base_chain(CHAIN, "filter", Hook::Output, priority::FILTER);
-    let to_sandbox = || Rule::new().leaving_by(DEVICE_GROUP);
+    change.add_rule(CHAIN, &Rule::new().jump_by_outgoing(LIMITS_RECEIVED));
+    let to_sandbox = || Rule::new().leaving_by(configuration.group.living());
     let rules = [
         to_sandbox().state(state::ESTABLISHED | state::RELATED).accept(),
         to_sandbox().protocol(protocol::ICMP).accept(),
@@ -282,7 +289,7 @@ fn output(change: &mut Transaction<'_>) {
 const FROM_SANDBOX: &str = "from_sandbox";
 const TO_SANDBOX: &str = "to_sandbox";
 
-fn from_sandbox(change: &mut Transaction<'_>) {
+fn from_sandbox(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     const BETWEEN: &str = "between";
     change.add_chain(BETWEEN);
     for rule in
@@ -295,7 +302,7 @@ fn from_sandbox(change: &mut Transaction<'_>) {
         // An invalid packet is not tracked, so it would leave with an address that means nothing outside.
         Rule::new().state(state::INVALID).drop(),
         Rule::new().jump_by_incoming(LIMITS_SENT),
-        Rule::new().leaving_by(DEVICE_GROUP).jump(BETWEEN),
+        Rule::new().leaving_by(configuration.group.living()).jump(BETWEEN),
         Rule::new().family(Family::V4).destination_in(Family::V4, NEVER_V4).jump(REFUSE),
         Rule::new().family(Family::V6).destination_in(Family::V6, NEVER_V6).jump(REFUSE),
         Rule::new().jump_by_incoming(POLICIES),
@@ -317,9 +324,10 @@ fn from_sandbox(change: &mut Transaction<'_>) {
 fn forward(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     const CHAIN: &str = "forward";
     change.add_base_chain(CHAIN, "filter", Hook::Forward, priority::FILTER);
-    for (rule, chain) in
-        [(Rule::new().entering_by(DEVICE_GROUP), FROM_SANDBOX), (Rule::new().leaving_by(DEVICE_GROUP), TO_SANDBOX)]
-    {
+    for (rule, chain) in [
+        (Rule::new().entering_by(configuration.group.living()), FROM_SANDBOX),
+        (Rule::new().leaving_by(configuration.group.living()), TO_SANDBOX),
+    ] {
         change.add_rule(CHAIN, &rule.jump(chain));
     }
     let switched_on = configuration.switched_on;
@@ -338,7 +346,11 @@ fn masquerade(change: &mut Transaction<'_>, configuration: &FirewallConfiguratio
     const CHAIN: &str = "masquerade";
     change.add_base_chain(CHAIN, "nat", Hook::Postrouting, priority::MASQUERADE);
     for (family, leading) in outside_ranges(configuration) {
-        let rule = Rule::new().family(family).source_begins(family, &leading).not_leaving_by(DEVICE_GROUP).masquerade();
+        let rule = Rule::new()
+            .family(family)
+            .source_begins(family, &leading)
+            .not_leaving_by(configuration.group.living())
+            .masquerade();
         change.add_rule(CHAIN, &rule);
     }
 }
@@ -352,7 +364,8 @@ fn edge_out(change: &mut Transaction<'_>, configuration: &FirewallConfiguration)
     let plan = &configuration.plan;
     let (inside_v4, inside_v6) = (plan.inside_v4.into(), plan.inside_v6.into());
     change.add_base_chain(CHAIN, "filter", Hook::Postrouting, priority::EDGE_OUT);
-    let to_sandbox = |family| Rule::new().leaving_by(DEVICE_GROUP).family(family);
+    change.add_rule(CHAIN, &Rule::new().leaving_by(configuration.group.doomed()).drop());
+    let to_sandbox = |family| Rule::new().leaving_by(configuration.group.living()).family(family);
     for kind in ERRORS_V4 {
         let rule = to_sandbox(Family::V4).protocol(protocol::ICMP).icmp_type(kind).rewrite_quoted_source_v4(inside_v4);
         change.add_rule(CHAIN, &rule);

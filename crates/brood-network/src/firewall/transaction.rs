@@ -229,7 +229,11 @@ impl<'a> Transaction<'a> {
     pub(crate) fn add_timed(&mut self, set: &str, interface: InterfaceIndex, address: IpAddr, timeout_ms: u64) {
         self.delete_timed(set, interface, address);
         self.add_element(set, |element| {
-            element.push_timeout(timeout_ms).nested_key().push_value(&interface_and_address(interface, address));
+            // The kernel reads it in network byte order, the bindings write it in the processor's.
+            element
+                .push_timeout(timeout_ms.to_be())
+                .nested_key()
+                .push_value(&interface_and_address(interface, address));
         });
     }
 

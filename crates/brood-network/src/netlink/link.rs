@@ -9,6 +9,7 @@ use netlink_bindings::rt_link::{self, IfinfoFlags, Ifinfomsg};
 use netlink_bindings::rt_route::{self, Rtmsg};
 use netlink_bindings::traits::{NetlinkRequest, Pusher};
 use netlink_bindings::utils::{finalize_nested_header, push_nested_header};
+use rustix::io::Errno;
 
 use super::batch::Batch;
 use super::socket::{NetlinkError, Socket};
@@ -122,11 +123,52 @@ fn up_header(index: InterfaceIndex) -> Ifinfomsg {
     header
 }
 
-/// Deletes a link; a veth pair goes with either of its ends.
-pub(crate) fn delete(batch: &mut Batch, index: InterfaceIndex) {
+/// Makes the kernel notice at once that a link has a carrier. Otherwise a work queue does it a moment later, and until
+/// then what is sent over the link is dropped, which costs a TCP connection a second.
+///
+/// Asking for a link does it since Linux 6.8: the answer must not claim more than is so.
+pub(crate) fn settle(batch: &mut Batch, index: InterfaceIndex) {
     let mut header = Ifinfomsg::new();
     header.ifi_index = index.signed();
-    batch.push("delete a link", &rt_link::Request::new().op_dellink_do(&header));
+    batch.push("ask for a link", &rt_link::Request::new().op_getlink_do(&header));
+}
+
+/// Deletes links, all at once: for each one by itself the kernel would wait until no processor can be using it any more.
+/// Veth pairs go with either of their ends, and ends that are gone already are no error.
+///
+/// The way to delete many links in one request is to put them into a device group of their own, `doomed`.
+pub(crate) fn delete_all(socket: &mut Socket, links: &[InterfaceIndex], doomed: u32) -> Result<(), NetlinkError> {
+    for part in links.chunks(DELETED_AT_ONCE_MAX) {
+        let mut batch = Batch::new();
+        for index in part {
+            let mut header = Ifinfomsg::new();
+            header.ifi_index = index.signed();
+            let mut request = rt_link::Request::new().op_setlink_do(&header);
+            request.encode().push_group(doomed);
+            batch.push("doom a link", &request);
+        }
+        batch.acknowledge_last();
+        ignoring(socket.execute(&mut batch), &[Errno::NODEV])?;
+        let mut batch = Batch::new();
+        let mut request = rt_link::Request::new().op_dellink_do(&Ifinfomsg::new());
+        request.encode().push_group(doomed);
+        batch.push("delete links", &request);
+        batch.acknowledge_last();
+        // No such device: there is none in the group.
+        ignoring(socket.execute(&mut batch), &[Errno::NODEV])?;
+    }
+    Ok(())
+}
+
+/// Links deleted in one request: the kernel holds its lock on all interfaces for a fraction of a millisecond for each.
+const DELETED_AT_ONCE_MAX: usize = 64;
+
+/// Success also where the error is one of `ignored`: what was to be removed was gone already.
+pub(crate) fn ignoring(result: Result<(), NetlinkError>, ignored: &[Errno]) -> Result<(), NetlinkError> {
+    match result {
+        Err(error) if error.errno().is_some_and(|errno| ignored.contains(&errno)) => Ok(()),
+        other => other,
+    }
 }
 
 /// Gives `index` an address. Host scope if `prefix_bits` covers the address alone.

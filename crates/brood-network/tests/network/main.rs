@@ -3,6 +3,14 @@
 #[cfg(test)]
 mod basics;
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
+mod names;
+#[cfg(test)]
+mod policies;
+#[cfg(test)]
 mod registry;
+#[cfg(test)]
+mod servers;
 #[cfg(test)]
 mod world;

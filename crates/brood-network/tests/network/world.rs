@@ -1,7 +1,7 @@
 //! A world for one test: a host namespace in which the network runs, and an "Internet" namespace behind it.
 //!
 //! ```text
-//! sandboxes ===veth=== host --up0 10.77.0.2 ------ 10.77.0.1 host0-- internet 203.0.113.1-9, 2001:db8::1-9
+//! sandboxes ===veth=== host --up0 10.77.0.2 ------ 10.77.0.1 eth0-- internet 203.0.113.1-9, 2001:db8::1-9
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,7 +28,8 @@ impl Namespace {
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                move_into_link_name_space(self.descriptor(), Some(LinkNameSpaceType::Network)).unwrap();
+                move_into_link_name_space(self.descriptor(), Some(LinkNameSpaceType::Network))
+                    .expect("tests of the network need root");
                 work()
             });
             match inside.join() {
@@ -41,10 +42,30 @@ impl Namespace {
     /// Runs a shell script inside; it must succeed.
     pub fn shell(&self, script: &str) -> String {
         self.run(|| {
-            let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+            let output = Command::new("sh").args(["-ec", script]).output().expect("sh is part of every system");
             assert!(output.status.success(), "{script}\n{}", String::from_utf8_lossy(&output.stderr));
             String::from_utf8_lossy(&output.stdout).into_owned()
         })
+    }
+}
+
+impl Namespace {
+    /// Lays a cable: `name` here, `eth0` in `other`.
+    pub fn connect_to(&self, other: &Self, name: &str, own_address: &str, other_address: &str) {
+        // iproute2 takes a namespace by the number of a process in it: a process that sleeps until it is killed.
+        let mut inside =
+            other.run(|| Command::new("sleep").arg("infinity").spawn().expect("sleep is part of every system"));
+        self.shell(&format!(
+            "ip link add {name} type veth peer name eth0 netns {}
+             ip addr add {own_address} dev {name}
+             ip link set {name} up",
+            inside.id()
+        ));
+        inside.kill().expect("it is our child");
+        inside.wait().expect("it is our child");
+        other.shell(&format!("ip link set lo up; ip addr add {other_address} dev eth0; ip link set eth0 up"));
+        // Asking makes the kernel take notice of the carrier at once.
+        self.shell(&format!("ip link show dev {name}"));
     }
 }
 
@@ -56,7 +77,6 @@ pub struct World {
 }
 
 /// Addresses of the machines outside, all in one namespace.
-pub const SERVER: &str = "203.0.113.1";
 pub const RESOLVER: &str = "203.0.113.9";
 
 impl World {
@@ -67,27 +87,16 @@ impl World {
     }
 
     fn link(&self) {
-        // iproute2 takes a namespace by the number of a process in it: a process that sleeps until it is killed.
-        let inside =
-            self.internet.run(|| Command::new("sleep").arg("infinity").spawn().expect("sleep is part of every system"));
-        let mut inside = inside;
-        self.host.shell(&format!(
-            "ip link set lo up
-             ip link add up0 type veth peer name host0 netns {}
-             ip addr add 10.77.0.2/24 dev up0
-             ip addr add 2001:db8:77::2/64 dev up0 nodad
-             ip link set up0 up
+        self.host.shell("ip link set lo up");
+        self.host.connect_to(&self.internet, "up0", "10.77.0.2/24", "10.77.0.1/24");
+        self.host.shell(
+            "ip addr add 2001:db8:77::2/64 dev up0 nodad
              ip route add default via 10.77.0.1
              ip -6 route add default via 2001:db8:77::1",
-            inside.id()
-        ));
-        inside.kill().unwrap();
-        inside.wait().unwrap();
+        );
         self.internet.shell(
             "ip link set lo up
-             ip addr add 10.77.0.1/24 dev host0
-             ip addr add 2001:db8:77::1/64 dev host0 nodad
-             ip link set host0 up
+             ip addr add 2001:db8:77::1/64 dev eth0 nodad
              for i in 1 2 3 4 5 6 7 8 9; do
                ip addr add 203.0.113.$i/32 dev lo
                ip addr add 2001:db8::$i/128 dev lo nodad
@@ -97,11 +106,14 @@ impl World {
 
     /// Starts the network in the host namespace.
     pub fn start(&self, configuration: NetworkConfiguration) -> Network {
-        self.host.run(|| Network::start(configuration)).unwrap()
+        self.host.run(|| Network::start(configuration)).expect("the network starts")
     }
 
     /// Settings with the test's own name server.
     pub fn configuration() -> NetworkConfiguration {
-        NetworkConfiguration { name_servers: vec![RESOLVER.parse().unwrap()], ..NetworkConfiguration::default() }
+        NetworkConfiguration {
+            name_servers: vec![RESOLVER.parse().expect("an address")],
+            ..NetworkConfiguration::default()
+        }
     }
 }
