@@ -9,8 +9,10 @@
 #![forbid(unsafe_code)]
 
 pub mod codec;
+pub mod cohort;
 mod page;
 pub mod pool;
+pub mod reference;
 
 #[cfg(test)]
 mod testing;

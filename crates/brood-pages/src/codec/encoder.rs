@@ -13,6 +13,9 @@ use crate::page::{EntryId, PAGE_SIZE, Page};
 /// out where a fresh page stops resembling its reference costs a microsecond.
 const SPARSE_WORTH_BYTES: usize = 1_600;
 
+/// The same for runs, which are rarely the best but of pages that are nearly empty.
+const RUNS_WORTH_BYTES: usize = 400;
+
 /// If the reference as prefix brings a page below this, Zstandard without it can't do better.
 const PREFIX_SETTLES_BYTES: usize = 1_000;
 
@@ -32,6 +35,13 @@ pub struct EncoderSettings {
 impl Default for EncoderSettings {
     fn default() -> Self {
         Self { codecs: CodecSet::ALL, zstd_level: 3, bytes_per_microsecond: 4, good_enough_bytes: 160 }
+    }
+}
+
+impl EncoderSettings {
+    /// The limit for a codec that loses above `worth` bytes to Zstandard, if that is there to win.
+    fn worth(&self, limit: usize, worth: usize) -> usize {
+        if self.codecs.contains(Codec::Zstd) { limit.min(worth) } else { limit }
     }
 }
 
@@ -88,7 +98,8 @@ impl Encoder {
         }
         let base = self.try_deltas(page, candidates);
         if !self.good_enough() {
-            let runs = |limit, out: &mut Vec<u8>| run_length::encode(page, limit, out);
+            let worth = self.settings.worth(usize::MAX, RUNS_WORTH_BYTES);
+            let runs = |limit: usize, out: &mut Vec<u8>| run_length::encode(page, limit.min(worth), out);
             self.contest.attempt(Codec::RunLength, None, runs);
         }
         if !self.good_enough() {
@@ -108,8 +119,7 @@ impl Encoder {
         let mut best = None;
         for base in template.into_iter().chain(entries) {
             let won = self.contest.attempt(base.sparse(), base.entry, |limit, out| {
-                let limit =
-                    if self.settings.codecs.contains(Codec::Zstd) { limit.min(SPARSE_WORTH_BYTES) } else { limit };
+                let limit = self.settings.worth(limit, SPARSE_WORTH_BYTES);
                 sparse_delta::encode(page, base.page, limit, out)
             });
             if won || best.is_none() {

@@ -3,6 +3,7 @@
 //! Content: the dictionary's version (two bytes, little endian), then one compressed block.
 
 use std::fmt;
+use std::sync::Arc;
 
 use zstd::zstd_safe::{CDict, DDict};
 
@@ -10,12 +11,13 @@ use super::zstd_frame::{Compressor, Decompressor};
 use super::{Codec, DecodeError};
 use crate::page::Page;
 
-/// A trained dictionary, digested for both directions. Immutable; entries name it by its version.
+/// A trained dictionary, digested. Immutable; entries name it by its version.
 pub struct Dictionary {
     version: u16,
     trained_bytes: usize,
-    compress: CDict<'static>,
-    decompress: DDict<'static>,
+    /// `None` once it is only there for old entries: this direction has the larger tables.
+    compress: Option<CDict<'static>>,
+    decompress: Arc<DDict<'static>>,
 }
 
 impl Dictionary {
@@ -25,9 +27,15 @@ impl Dictionary {
         Self {
             version,
             trained_bytes: trained.len(),
-            compress: CDict::create(trained, level),
-            decompress: DDict::create(trained),
+            compress: Some(CDict::create(trained, level)),
+            decompress: Arc::new(DDict::create(trained)),
         }
+    }
+
+    /// The same for decoding only.
+    #[must_use]
+    pub fn retired(&self) -> Self {
+        Self { compress: None, decompress: Arc::clone(&self.decompress), ..*self }
     }
 
     /// The number that entries know it by, unique within its cohort while any entry needs it.
@@ -42,10 +50,10 @@ impl Dictionary {
         self.trained_bytes
     }
 
-    /// Bytes of memory that it takes, tables for both directions included.
+    /// Bytes of memory that it takes, tables included.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.compress.sizeof() + self.decompress.sizeof()
+        self.compress.as_ref().map_or(0, CDict::sizeof) + self.decompress.sizeof()
     }
 }
 
@@ -66,10 +74,11 @@ pub(super) fn encode(
     limit_bytes: usize,
     out: &mut Vec<u8>,
 ) -> Option<()> {
+    let prepared = dictionary.compress.as_ref()?;
     let version = dictionary.version.to_le_bytes();
     out.extend_from_slice(&version);
     compressor.block(limit_bytes.checked_sub(version.len())?, out, |context, frame| {
-        context.compress_using_cdict(frame, page, &dictionary.compress)
+        context.compress_using_cdict(frame, page, prepared)
     })
 }
 

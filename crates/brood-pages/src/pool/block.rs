@@ -47,6 +47,8 @@ pub(super) struct Block {
     pub(super) live_bytes: u32,
     /// Bytes from the start that have memory behind them; a multiple of the page size.
     pub(super) resident_bytes: u32,
+    /// Changes whenever a slot is freed.
+    pub(super) version: u32,
     /// Position in the list of its free-space class.
     pub(super) class_position: u32,
 }
@@ -62,6 +64,7 @@ impl Block {
             tail_bytes: 0,
             live_bytes: 0,
             resident_bytes,
+            version: 0,
             class_position: 0,
         }
     }
@@ -124,6 +127,14 @@ impl Block {
         } else {
             offsets[slot] = self.first_free;
             self.first_free = slot as u16;
+        }
+    }
+
+    /// Gives spare capacity back.
+    pub(super) fn shrink(&mut self) {
+        self.counts.shrink_to_fit();
+        if let Frames::Stored { offsets, .. } = &mut self.frames {
+            offsets.shrink_to_fit();
         }
     }
 

@@ -120,12 +120,7 @@ impl<R: Region> Pool<R> {
             let mut buffer = Vec::new();
             self.read(EntryId(*target), &mut buffer)?;
             let bytes = frame::frame_bytes(&buffer)?;
-            let before = self.block(index).free_bytes();
-            let block = self.block_mut(index);
-            *block.count_mut(slot) = 0;
-            block.free(slot, bytes);
-            self.reclass(index, before);
-            self.drop_if_empty(index);
+            self.free_slot(index, slot, bytes);
         }
         let free = self.block(victim).free_bytes();
         if let Some(class) = Space::class_of(free) {
@@ -177,7 +172,8 @@ impl<R: Region> Pool<R> {
             self.free_places[at].1 = 0;
         }
         for index in 0..self.blocks.len() {
-            let Some(block) = &self.blocks[index] else { continue };
+            let Some(block) = &mut self.blocks[index] else { continue };
+            block.shrink();
             let Frames::Stored { place, .. } = block.frames else { continue };
             let keep = block.tail_bytes.next_multiple_of(PAGE_SIZE as u32);
             let (cohort, surplus) = (block.cohort, block.resident_bytes.saturating_sub(keep));

@@ -51,7 +51,7 @@ pub use error::PoolError;
 pub use page_table::PageTable;
 pub use region::{MemoryRegion, Region};
 pub use shares::shares;
-pub use store::{CodecCounts, CohortId, CohortUsage, Pool, PoolUsage};
+pub use store::{CodecCounts, CohortId, CohortUsage, Pool, PoolUsage, Stamp};
 
 #[cfg(test)]
 mod model_tests;

@@ -196,7 +196,7 @@ enum TableStep {
 }
 
 fn table_step() -> impl Strategy<Value = TableStep> {
-    let page = prop_oneof![0u64..200, 4000u64..4300, 20_000u64..20_100];
+    let page = prop_oneof![0u64..200, 16_300u64..16_500, 20_000u64..20_100];
     prop_oneof![
         6 => (any::<usize>(), page.clone(), 1u64..80, 1u64..4)
             .prop_map(|(table, first, count, gap)| TableStep::Insert { table, first, count, gap }),

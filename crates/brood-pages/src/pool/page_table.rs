@@ -1,6 +1,6 @@
 //! Which entry each pooled page of a process is in.
 //!
-//! A table is a sorted list of chunks of 4,096 pages. A chunk lists its runs of pooled pages (four bytes a run) and one
+//! A table is a sorted list of chunks of 16,384 pages. A chunk lists its runs of pooled pages (four bytes a run) and one
 //! entry name (four bytes) for each page: processes have some sixteen pooled pages in a row, so a page costs a little
 //! more than four bytes. Chunks are shared between tables until one of them changes: freezing a table for a checkpoint, or
 //! forking from it, costs one pointer for each chunk and touches no reference count of any entry.
@@ -13,9 +13,9 @@ use std::sync::Arc;
 use super::{Pool, PoolError, Region};
 use crate::page::{EntryId, PageNumber};
 
-/// Pages that a chunk covers: large enough for the chunk's own cost to vanish, small enough to copy (16 KiB) when it stops
+/// Pages that a chunk covers: large enough for the chunk's own cost to vanish, small enough to copy (64 KiB) when it stops
 /// being shared. Fits the 16-bit numbers in [`Run`].
-const CHUNK_PAGES: u64 = 4096;
+const CHUNK_PAGES: u64 = 1 << 14;
 
 /// The pooled pages of one process. Must be given back with [`PageTable::release`]: a table that is merely dropped leaves
 /// its references in the pool for ever.
@@ -26,14 +26,14 @@ pub struct PageTable {
     pages: usize,
 }
 
-/// The pooled pages among 4,096.
+/// The pooled pages among [`CHUNK_PAGES`].
 #[derive(Clone, Debug, Default)]
 struct Chunk {
     /// The page number of the first divided by [`CHUNK_PAGES`].
     number: u64,
-    runs: Vec<Run>,
+    runs: Box<[Run]>,
     /// The entries of all runs, one after the other; [`EntryId::NONE`] where a page was removed.
-    entries: Vec<u32>,
+    entries: Box<[u32]>,
     /// Entries that are not holes.
     pages: u32,
 }
@@ -50,18 +50,14 @@ struct Run {
 impl Chunk {
     /// From pages in ascending order.
     fn build(number: u64, pages: &[(u16, u32)]) -> Self {
-        let starts = |i: usize| i == 0 || pages[i].0 != pages[i - 1].0 + 1;
-        let runs = (0..pages.len()).filter(|i| starts(*i)).count();
-        let mut chunk = Self {
+        let starts = |i: &usize| *i == 0 || pages[*i].0 != pages[*i - 1].0 + 1;
+        let runs = (0..pages.len()).filter(starts).map(|i| Run { page: pages[i].0, position: i as u16 });
+        Self {
             number,
-            runs: Vec::with_capacity(runs),
+            runs: runs.collect(),
             entries: pages.iter().map(|(_, entry)| *entry).collect(),
             pages: pages.len() as u32,
-        };
-        for i in (0..pages.len()).filter(|i| starts(*i)) {
-            chunk.runs.push(Run { page: pages[i].0, position: i as u16 });
         }
-        chunk
     }
 
     fn position(&self, page: u16) -> Option<usize> {
@@ -83,10 +79,7 @@ impl Chunk {
 
     fn heap_bytes(&self) -> usize {
         let counters = 2 * size_of::<usize>();
-        counters
-            + size_of::<Self>()
-            + self.runs.capacity() * size_of::<Run>()
-            + self.entries.capacity() * size_of::<u32>()
+        counters + size_of::<Self>() + self.runs.len() * size_of::<Run>() + self.entries.len() * size_of::<u32>()
     }
 
     fn release_all<R: Region>(&self, pool: &mut Pool<R>) -> Result<(), PoolError> {

@@ -70,6 +70,21 @@ pub(super) struct Cohort {
     dictionary_uses: HashMap<u16, u64>,
 }
 
+/// An entry at a moment, to tell later whether it is still the same one. See [`Pool::stamp`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    name: EntryId,
+    version: u32,
+}
+
+impl Stamp {
+    /// The name under which the entry is stored.
+    #[must_use]
+    pub fn name(self) -> EntryId {
+        self.name
+    }
+}
+
 /// The pool over a byte store. Changing it needs `&mut`, reading does not: put it behind a reader-writer lock, so
 /// that pagers read side by side, or give each cohort a pool of its own.
 #[derive(Debug)]
@@ -86,6 +101,8 @@ pub struct Pool<R> {
     /// The reference counts that don't fit into a byte.
     large_counts: HashMap<u32, u64>,
     limit_bytes: u64,
+    /// Counts up whenever a name stops meaning what it meant; wraps.
+    versions: u32,
     pub(super) usage: PoolUsage,
 }
 
@@ -102,6 +119,7 @@ impl<R: Region> Pool<R> {
             cohort_index: HashMap::new(),
             large_counts: HashMap::new(),
             limit_bytes,
+            versions: 0,
             usage: PoolUsage::default(),
         }
     }
@@ -184,6 +202,29 @@ impl<R: Region> Pool<R> {
             self.read_region(offset + first as u64, &mut buffer[first..bytes])?;
         }
         Ok(frame::parse(&buffer[..bytes])?)
+    }
+
+    /// Notes what an entry is, without holding a reference to it.
+    ///
+    /// # Errors
+    /// [`PoolError::NoSuchEntry`].
+    pub fn stamp(&self, id: EntryId) -> Result<Stamp, PoolError> {
+        let name = self.present_name(id)?;
+        Ok(Stamp { name, version: self.block(split(name).0).version })
+    }
+
+    /// Whether nothing was freed near the stamped entry since: then its name still means the same content. (It may be that
+    /// only a neighbour was freed, so "no" means "look again".)
+    #[must_use]
+    pub fn is_current(&self, stamp: Stamp) -> bool {
+        self.stamp(stamp.name).is_ok_and(|now| now == stamp)
+    }
+
+    /// The cohort that an entry belongs to.
+    #[must_use]
+    pub fn cohort_of(&self, id: EntryId) -> Option<CohortId> {
+        let name = self.present_name(id).ok()?;
+        Some(self.cohorts[self.block(split(name).0).cohort as usize].id)
     }
 
     /// Bytes of an entry's frame.
@@ -289,6 +330,7 @@ impl<R: Region> Pool<R> {
             self.blocks.len() as u32 - 1
         });
         let mut block = Block::new(cohort, place, resident);
+        block.version = self.next_version();
         let class = Space::class_of(block.free_bytes()).expect("an empty block has room");
         block.class_position = self.cohorts[cohort as usize].space.insert(class, name);
         self.blocks[name as usize] = Some(block);
@@ -343,13 +385,25 @@ impl<R: Region> Pool<R> {
         let cohort = self.block(index).cohort;
         self.count_frame(cohort, codec, bytes, dictionary.transpose()?, false);
         self.add_frame_bytes(cohort, -(bytes as i64));
+        self.free_slot(index, slot, bytes);
+        Ok(reference)
+    }
+
+    /// Frees a stored slot, whatever references it has.
+    pub(super) fn free_slot(&mut self, index: usize, slot: usize, frame_bytes: usize) {
         let before = self.block(index).free_bytes();
+        let version = self.next_version();
         let block = self.block_mut(index);
+        block.version = version;
         *block.count_mut(slot) = 0;
-        block.free(slot, bytes);
+        block.free(slot, frame_bytes);
         self.reclass(index, before);
         self.drop_if_empty(index);
-        Ok(reference)
+    }
+
+    pub(super) fn next_version(&mut self) -> u32 {
+        self.versions = self.versions.wrapping_add(1);
+        self.versions
     }
 
     /// If nothing refers to the block any more, its name and its place become free.

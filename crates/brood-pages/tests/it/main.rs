@@ -1,1 +1,5 @@
-//! Integration tests.
+//! Tests of whole cohorts, on synthetic pages and on pages of real processes.
+
+mod cohort;
+mod corpus;
+mod real_pages;
