@@ -309,6 +309,24 @@ impl Batch {
         memory: &File,
         template: &Registers,
     ) -> Result<BatchResults, InjectionError> {
+        self.prepare(tid, memory, template)?;
+        ptrace::resume(tid, 0).map_err(kernel(tid, "start a batch"))?;
+        let run = self.wait_for_end(tid)?;
+        self.results(tid, memory, run)
+    }
+
+    /// Starts the batch in a stopped task and ends its tracing: nobody waits for results. The
+    /// batch should not return.
+    ///
+    /// # Errors
+    /// As for [`run`](Self::run).
+    pub fn start_and_detach(&self, tid: Pid, memory: &File, template: &Registers) -> Result<(), InjectionError> {
+        self.prepare(tid, memory, template)?;
+        ptrace::detach(tid, 0).map_err(kernel(tid, "let a task go"))
+    }
+
+    /// Writes the batch and points the task to it.
+    fn prepare(&self, tid: Pid, memory: &File, template: &Registers) -> Result<(), InjectionError> {
         if self.entries.len() + self.data.len() + END_MARK_BYTES > TABLE_BYTES as usize {
             return Err(InjectionError::TooLarge { tid: tid.as_raw_nonzero().get() });
         }
@@ -319,10 +337,7 @@ impl Batch {
         registers.rbx = self.area.table();
         registers.orig_rax = u64::MAX;
         registers.eflags &= !0x500; // neither single steps nor backward string moves
-        ptrace::set_registers(tid, &registers).map_err(kernel(tid, "set registers"))?;
-        ptrace::resume(tid, 0).map_err(kernel(tid, "start a batch"))?;
-        let run = self.wait_for_end(tid)?;
-        self.results(tid, memory, run)
+        ptrace::set_registers(tid, &registers).map_err(kernel(tid, "set registers"))
     }
 
     fn write(&self, memory: &File) -> Result<(), Errno> {

@@ -9,8 +9,6 @@ enum Kind {
     File = 0,
     AddressSpace = 1,
     Files = 2,
-    FileSystem = 3,
-    SignalHandlers = 4,
 }
 
 /// How two kernel objects compare: equal, or ordered by the kernel's (obfuscated) order.
@@ -46,36 +44,20 @@ pub fn files(one: (Pid, i32), other: (Pid, i32)) -> Result<Order> {
     kcmp(one.0, other.0, Kind::File, number(one.1), number(other.1))
 }
 
-/// Whether two tasks share one address space.
+/// Compares two tasks' address spaces.
 ///
 /// # Errors
 /// EPERM without ptrace access, ESRCH if one is gone.
-pub fn same_address_space(one: Pid, other: Pid) -> Result<bool> {
-    Ok(kcmp(one, other, Kind::AddressSpace, 0, 0)? == Order::Equal)
+pub fn address_spaces(one: Pid, other: Pid) -> Result<Order> {
+    kcmp(one, other, Kind::AddressSpace, 0, 0)
 }
 
-/// Whether two tasks share one descriptor table.
+/// Compares two tasks' descriptor tables.
 ///
 /// # Errors
-/// As for [`same_address_space`].
-pub fn same_descriptor_table(one: Pid, other: Pid) -> Result<bool> {
-    Ok(kcmp(one, other, Kind::Files, 0, 0)? == Order::Equal)
-}
-
-/// Whether two tasks share working directory, root and umask.
-///
-/// # Errors
-/// As for [`same_address_space`].
-pub fn same_filesystem_state(one: Pid, other: Pid) -> Result<bool> {
-    Ok(kcmp(one, other, Kind::FileSystem, 0, 0)? == Order::Equal)
-}
-
-/// Whether two tasks share one table of signal handlers.
-///
-/// # Errors
-/// As for [`same_address_space`].
-pub fn same_signal_handlers(one: Pid, other: Pid) -> Result<bool> {
-    Ok(kcmp(one, other, Kind::SignalHandlers, 0, 0)? == Order::Equal)
+/// As for [`address_spaces`].
+pub fn descriptor_tables(one: Pid, other: Pid) -> Result<Order> {
+    kcmp(one, other, Kind::Files, 0, 0)
 }
 
 #[cfg(test)]
@@ -100,9 +82,9 @@ mod tests {
     fn processes_share_nothing_and_a_task_shares_all_with_itself() {
         let me = rustix::process::getpid();
         let child = Child::sleeping();
-        for same in [same_address_space, same_descriptor_table, same_filesystem_state, same_signal_handlers] {
-            assert!(same(me, me).unwrap());
-            assert!(!same(me, child.pid()).unwrap());
+        for compare in [address_spaces, descriptor_tables] {
+            assert_eq!(compare(me, me).unwrap(), Order::Equal);
+            assert_ne!(compare(me, child.pid()).unwrap(), Order::Equal);
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod process_memory;
 pub mod ptrace;
 pub mod quota;
 pub mod shared_pages;
+pub mod signal_descriptor;
 pub mod spawn;
 pub mod userfaultfd;
 

@@ -1,0 +1,89 @@
+//! Signals of a process: what is done on each, and those that wait.
+
+use brood_kernel::injection::{Batch, BatchResults, Output};
+use brood_kernel::ptrace::SignalInformation;
+
+use crate::words::{bytes_of_u64, u64_at};
+
+/// Highest signal number.
+const SIGNALS: i32 = 64;
+/// Bytes of a signal set in the kernel's interface.
+pub(crate) const SIGNAL_SET_BYTES: u64 = 8;
+/// Bytes of the kernel's `struct sigaction`: handler, flags, restorer, mask.
+const ACTION_BYTES: usize = 32;
+
+/// What a process does on a signal, as the kernel keeps it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SignalAction {
+    /// The signal.
+    pub signal: i32,
+    /// Handler address, or 0 for the default and 1 to ignore it.
+    pub handler: u64,
+    /// `SA_*`.
+    pub flags: u64,
+    /// Where handlers return to.
+    pub restorer: u64,
+    /// Signals blocked meanwhile, as bits.
+    pub mask: u64,
+}
+
+/// Questions about actions in a batch.
+#[derive(Debug)]
+pub(crate) struct ActionsQuery {
+    asked: Vec<(i32, Output)>,
+}
+
+impl ActionsQuery {
+    /// Asks about the signals in `interesting`, and about SIGCHLD, whose flags matter even
+    /// where its action is the default.
+    pub(crate) fn ask(batch: &mut Batch, interesting: u64) -> Self {
+        let wanted = interesting | 1 << (libc::SIGCHLD - 1);
+        let asked = (1..=SIGNALS)
+            .filter(|signal| wanted & (1 << (signal - 1)) != 0)
+            .map(|signal| {
+                let output = batch.output(ACTION_BYTES);
+                let number = u64::from(signal.unsigned_abs());
+                batch.call(libc::SYS_rt_sigaction, &[number, 0, output.address, SIGNAL_SET_BYTES]);
+                (signal, output)
+            })
+            .collect();
+        Self { asked }
+    }
+
+    pub(crate) fn read(&self, results: &BatchResults) -> Vec<SignalAction> {
+        let action = |(signal, output): &(i32, Output)| {
+            let bytes = results.output(*output);
+            let word = |index: usize| u64_at(bytes, index * 8);
+            SignalAction { signal: *signal, handler: word(0), flags: word(1), restorer: word(2), mask: word(3) }
+        };
+        let is_plain_default = |action: &SignalAction| action.handler == 0 && action.flags == 0 && action.mask == 0;
+        self.asked.iter().map(action).filter(|action| !is_plain_default(action)).collect()
+    }
+}
+
+/// Sets actions; those of all other signals are the default afterwards.
+pub(crate) fn restore_actions(batch: &mut Batch, actions: &[SignalAction]) {
+    let default = batch.data(&[0; ACTION_BYTES]);
+    for signal in (1..=SIGNALS).filter(|signal| !matches!(*signal, libc::SIGKILL | libc::SIGSTOP)) {
+        let action = actions.iter().find(|action| action.signal == signal);
+        let record = action.map_or(default, |action| {
+            batch.data(&bytes_of_u64(&[action.handler, action.flags, action.restorer, action.mask]))
+        });
+        let number = u64::from(signal.unsigned_abs());
+        batch.call(libc::SYS_rt_sigaction, &[number, record, 0, SIGNAL_SET_BYTES]);
+    }
+}
+
+/// Queues signals to the calling process, or to one of its threads. They must be blocked.
+///
+/// The kernel lets a process queue signals with any origin to itself only.
+pub(crate) fn restore_pending(batch: &mut Batch, process: u64, thread: Option<u64>, pending: &[SignalInformation]) {
+    for information in pending {
+        let record = batch.data(&information.0);
+        let number = u64::from(information.number().unsigned_abs());
+        match thread {
+            Some(thread) => batch.attempt(libc::SYS_rt_tgsigqueueinfo, &[process, thread, number, record]),
+            None => batch.attempt(libc::SYS_rt_sigqueueinfo, &[process, number, record]),
+        };
+    }
+}
