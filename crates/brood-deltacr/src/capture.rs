@@ -19,7 +19,9 @@ use crate::memory;
 use crate::page_store::PageStore;
 use crate::proc_files;
 use crate::process::{ProcessAttributes, ProcessImage, ProcessQuery, ProcessState};
+use crate::puppet::Puppet;
 use crate::refusal::refuse;
+use crate::revive;
 use crate::thread::{ThreadImage, ThreadQuery};
 use crate::timers;
 use crate::tree::{StoppedProcess, StoppedTree};
@@ -32,6 +34,19 @@ pub struct ProcessTreeImage {
     /// Open files that their descriptors refer to.
     pub open_files: Arc<OpenFiles>,
     pub(crate) store: Arc<PageStore>,
+}
+
+impl ProcessTreeImage {
+    /// Whether it is this process, through this descriptor, that fills a set of watched
+    /// descriptors: the first of those that have it.
+    pub(crate) fn fills(&self, process: &ProcessImage, descriptor: &DescriptorImage) -> bool {
+        let mut holders = self
+            .processes
+            .iter()
+            .flat_map(|other| other.descriptors.iter().map(|descriptor| (other.pid, descriptor)))
+            .filter(|(_, other)| other.file == descriptor.file);
+        holders.next().is_some_and(|(pid, first)| pid == process.pid && first.number == descriptor.number)
+    }
 }
 
 /// What a capture did.
@@ -157,7 +172,9 @@ impl StoppedTree<'_> {
         let started = Instant::now();
         let member = self.tree.members.entry(process.pid).or_default();
         if member.watcher.is_none() {
-            member.watcher = Some(engine_area::make_watcher(process)?);
+            let leader = process.threads.first().ok_or(gone(process.pid))?;
+            let area = process.area.ok_or(gone(process.pid))?;
+            member.watcher = Some(revive::make_watcher(&Puppet::new(process.pid, leader.tid, area)?)?);
         }
         if let Some(watcher) = &member.watcher {
             memory::watch_all(process.pid, watcher, &surveyed.mappings)?;
@@ -192,7 +209,6 @@ impl StoppedTree<'_> {
             out_of_memory_score: out_of_memory_score(process.pid)?,
             pending,
             attributes,
-            area: process.area,
         }))
     }
 }
@@ -229,7 +245,6 @@ fn zombie(process: &StoppedProcess, parent: NamespacePid) -> Result<Arc<ProcessI
         out_of_memory_score: 0,
         pending: Vec::new(),
         attributes: ProcessAttributes::default(),
-        area: None,
     }))
 }
 

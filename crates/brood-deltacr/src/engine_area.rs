@@ -1,12 +1,9 @@
 //! The engine area of each process: made once, checked before use, left in place.
 
 use brood_kernel::injection::{self, Batch, BatchResults, EngineArea, InjectionError};
-use brood_kernel::userfaultfd::{Features, Userfaultfd};
 use brood_kernel::{maps, process_memory, ptrace};
-use linux_raw_sys::general::UFFD_USER_MODE_ONLY;
 use rustix::process::Pid;
 
-use crate::descriptors::table::duplicate;
 use crate::error::{Error, Result, kernel};
 use crate::tree::{StoppedProcess, StoppedThread};
 use crate::words::u64_at;
@@ -80,23 +77,6 @@ pub(crate) fn send_again(pid: Pid, tid: Pid, signal: i32) {
     if let Err(error) = rustix::process::kill_process(pid, signal) {
         tracing::warn!(?tid, ?signal, %error, "a signal could not be sent again");
     }
-}
-
-/// Makes a userfaultfd that tracks writes of a process without anybody waiting for it.
-pub(crate) fn make_watcher(process: &StoppedProcess) -> Result<Userfaultfd> {
-    let leader = leader(process)?;
-    let area = process.area.ok_or(Error::Malformed { pid: process.pid.as_raw_nonzero().get(), what: "the area" })?;
-    let mut batch = Batch::new(area);
-    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs() | UFFD_USER_MODE_ONLY;
-    let make = batch.call(libc::SYS_userfaultfd, &[u64::from(flags)]);
-    let number = run(process, leader, &batch)?.result(make).map_err(kernel(process.pid, "watch writes"))?;
-    let descriptor = duplicate(process.pid, i32::try_from(number).unwrap_or(-1));
-    let mut batch = Batch::new(area);
-    batch.call(libc::SYS_close, &[number]);
-    run(process, leader, &batch)?;
-    let descriptor = descriptor.map_err(kernel(process.pid, "take over a userfaultfd"))?;
-    let features = Features::WRITE_PROTECT_ASYNC | Features::WRITE_PROTECT_UNPOPULATED;
-    Userfaultfd::start(descriptor, features).map_err(kernel(process.pid, "watch writes"))
 }
 
 /// Moves threads that stand inside a restartable sequence to its abort handler, as the kernel

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod address_space;
+mod births;
 mod capture;
 mod checks;
 mod creation;
@@ -12,13 +13,17 @@ mod credentials;
 pub mod descriptors;
 mod engine_area;
 mod error;
+mod interrupted;
 mod mappings;
 mod memory;
 mod page_store;
 mod proc_files;
 mod process;
 mod puppet;
+mod rebuild;
 mod refusal;
+mod restore;
+mod revive;
 mod root;
 mod seed;
 mod signals;
@@ -33,6 +38,7 @@ pub use error::{Error, NamespacePid, Refusal, RefusalKind, Result};
 pub use page_store::{PageStore, PageStoreUsage, Slot, SlotRun};
 pub use proc_files::{CapabilitySets, DescriptorInformation};
 pub use process::{ProcessAttributes, ProcessImage, ProcessState};
+pub use restore::{RestoreTarget, RestoredTree};
 pub use root::SandboxRoot;
 pub use seed::Seed;
 pub use signals::SignalAction;

@@ -140,8 +140,8 @@ mod tests {
         assert_eq!(file("/memfd:x (deleted)"), Ok(MappedFile::Memory(memory)));
         assert_eq!(file("/dev/zero (deleted)"), Ok(MappedFile::Memory(memory)));
         assert_eq!(file("/lib/x.so"), Ok(MappedFile::Path("/lib/x.so".into())));
-        assert!(file("/tmp/x (deleted)").is_err());
-        assert!(file("/SYSV00000000 (deleted)").is_err());
-        assert!(file("anon_inode:[io_uring]").is_err());
+        assert_eq!(file("/tmp/x (deleted)"), Err("a deleted file"));
+        assert_eq!(file("/SYSV00000000 (deleted)"), Err("System V shared memory"));
+        assert_eq!(file("anon_inode:[io_uring]"), Err("a kernel object's memory"));
     }
 }

@@ -248,7 +248,7 @@ mod tests {
         let stat = stat(me, &mut buffer).unwrap();
         assert!(stat.start_time > 0 && stat.code.0 < stat.code.1 && stat.environment.0 <= stat.environment.1);
         let information = descriptor_information(me, 0, &mut buffer).unwrap();
-        assert_eq!(information.value("mnt_id").is_some(), true);
+        assert!(information.value("mnt_id").is_some());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The state of one process beside its threads, memory and descriptors.
 
-use brood_kernel::injection::{Batch, BatchResults, CallIndex, EngineArea, Output};
+use brood_kernel::injection::{Batch, BatchResults, CallIndex, Output};
 use brood_kernel::ptrace::SignalInformation;
 
 use crate::address_space::AddressSpaceImage;
@@ -85,8 +85,6 @@ pub struct ProcessImage {
     pub pending: Vec<SignalInformation>,
     /// The rest.
     pub attributes: ProcessAttributes,
-    /// Where the engine runs code in it.
-    pub(crate) area: Option<EngineArea>,
 }
 
 /// Questions about a process in a batch that runs in its leader.

@@ -52,8 +52,8 @@ mod tests {
         std::os::unix::fs::symlink("/etc/passwd", directory.path().join("link")).unwrap();
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         let root = SandboxRoot::at(rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap());
-        assert!(root.open("/file", OFlags::RDONLY).is_ok());
-        assert!(root.open("/../../file", OFlags::RDONLY).is_ok());
+        root.open("/file", OFlags::RDONLY).unwrap();
+        root.open("/../../file", OFlags::RDONLY).unwrap();
         assert_eq!(root.open("/etc/passwd", OFlags::RDONLY).unwrap_err(), Errno::NOENT);
         assert_eq!(root.open("/link", OFlags::RDONLY).unwrap_err(), Errno::LOOP);
     }

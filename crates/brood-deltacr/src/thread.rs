@@ -9,6 +9,7 @@ use rustix::process::Pid;
 
 use crate::credentials::{self, Credentials, CredentialsQuery};
 use crate::error::{NamespacePid, Result, kernel};
+use crate::interrupted;
 use crate::proc_files::Status;
 use crate::tree::StoppedThread;
 use crate::words::{u32_at, u64_at};
@@ -29,9 +30,6 @@ const STACK_DISABLED: u32 = 2;
 const STACK_IN_USE: u32 = 1;
 /// Seccomp filters of a thread that are looked for before it is refused.
 const SECCOMP_FILTERS_MAX: usize = 64;
-
-/// System-call results that only the kernel sees: the call is to be made again.
-const RESTART_RESULTS: [i64; 4] = [-512, -513, -514, -516];
 
 /// Everything about a thread that a copy of it needs.
 #[derive(Debug, Clone)]
@@ -169,21 +167,6 @@ fn seccomp_filters(tid: Pid) -> Result<Vec<Vec<u8>>> {
     Ok(filters)
 }
 
-/// Registers for a copy of the thread: a system call that was interrupted is made again.
-///
-/// The kernel's own notes about an interrupted call can't be carried over. Calls that wait for
-/// a relative time start their full time again.
-pub(crate) fn registers_for_restart(image: &ThreadImage) -> Registers {
-    let mut registers = image.registers;
-    let in_call = registers.orig_rax.cast_signed() >= 0;
-    if in_call && RESTART_RESULTS.contains(&registers.rax.cast_signed()) {
-        registers.rax = registers.orig_rax;
-        registers.rip -= 2;
-    }
-    registers.orig_rax = u64::MAX;
-    registers
-}
-
 /// Restores what a thread registered with the kernel, in a batch that runs in it.
 pub(crate) fn restore_registrations(batch: &mut Batch, image: &ThreadImage) {
     batch.call(libc::SYS_set_tid_address, &[image.tid_address]);
@@ -235,6 +218,7 @@ pub(crate) fn restore_identity(batch: &mut Batch, image: &ThreadImage) {
 /// Sets what only a tracer can: registers and the mask of blocked signals.
 pub(crate) fn restore_registers(tid: Pid, image: &ThreadImage) -> Result<()> {
     ptrace::set_extended_state(tid, &image.extended_state).map_err(kernel(tid, "set extended registers"))?;
-    ptrace::set_registers(tid, &registers_for_restart(image)).map_err(kernel(tid, "set registers"))?;
+    ptrace::set_registers(tid, &interrupted::registers_for_copy(&image.registers))
+        .map_err(kernel(tid, "set registers"))?;
     ptrace::set_signal_mask(tid, image.signal_mask).map_err(kernel(tid, "set the signal mask"))
 }

@@ -16,6 +16,7 @@ use rustix::process::Pid;
 
 use crate::address_space::AddressSpaceImage;
 use crate::error::{Error, NamespacePid, Result, kernel};
+use crate::interrupted;
 use crate::mappings::KnownMappings;
 use crate::proc_files::{self, Status};
 
@@ -140,7 +141,7 @@ impl Tree {
                     for process in &mut processes {
                         process.area = self.members.get(&process.pid).and_then(|member| member.area);
                     }
-                    return Ok(StoppedTree { tree: self, processes, tasks, since: Instant::now() });
+                    return Ok(StoppedTree { tree: self, processes, _tasks: tasks, since: Instant::now() });
                 }
                 Err(Error::DoesNotStop { .. }) if attempt < STOP_ATTEMPTS => drop(tasks),
                 Err(error) => return Err(error),
@@ -157,33 +158,24 @@ pub(crate) struct StoppedTasks {
 }
 
 impl StoppedTasks {
-    /// Adds a task that stopped otherwise (at birth).
-    pub(crate) fn adopt(&mut self, tid: Pid, stop: Stop) {
-        self.stopped.insert(tid.as_raw_nonzero().get(), Some(stop));
-    }
-
-    /// Forgets a task that has ended or is let go by the caller.
-    pub(crate) fn forget(&mut self, tid: Pid) {
-        self.stopped.remove(&tid.as_raw_nonzero().get());
-    }
-
     fn stop_all(&mut self, init: Pid) -> Result<Vec<StoppedProcess>> {
         for _ in 0..LISTING_ROUNDS_MAX {
             let processes = list_descendants(init)?;
-            let mut fresh = self.seize_all(&processes)?;
-            if fresh.is_empty() && self.stopped.values().all(Option::is_some) {
+            self.seize_all(&processes)?;
+            let waiting = self.stopped.iter().filter(|(_, stop)| stop.is_none());
+            let waiting: Vec<i32> = waiting.map(|(tid, _)| *tid).collect();
+            if waiting.is_empty() {
                 return self.describe(init, &processes);
             }
-            fresh.extend(self.stopped.iter().filter(|(_, stop)| stop.is_none()).map(|(tid, _)| *tid));
-            self.wait_for_all(&fresh)?;
+            self.wait_for_all(&waiting)?;
         }
         Err(Error::KeepsGrowing)
     }
 
-    fn seize_all(&mut self, processes: &[Pid]) -> Result<Vec<i32>> {
+    /// Seizes all tasks that aren't seized yet and asks them to stop.
+    fn seize_all(&mut self, processes: &[Pid]) -> Result<()> {
         let options =
             Options::SYSCALL_GOOD | Options::FORK | Options::VFORK | Options::CLONE | Options::SUSPEND_SECCOMP;
-        let mut fresh = Vec::new();
         for pid in processes {
             for number in proc_files::numbered_entries(*pid, "task").unwrap_or_default() {
                 let Some(tid) = Pid::from_raw(number).filter(|_| !self.stopped.contains_key(&number)) else {
@@ -196,12 +188,14 @@ impl StoppedTasks {
                     Err(error) => return Err(kernel(tid, "seize a task")(error)),
                 }
                 self.stopped.insert(number, None);
-                if ptrace::interrupt(tid).is_ok() {
-                    fresh.push(number);
+                match ptrace::interrupt(tid) {
+                    // A task that has ended meanwhile is noticed when it is waited for.
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(error) => return Err(kernel(tid, "stop a task")(error)),
                 }
             }
         }
-        Ok(fresh)
+        Ok(())
     }
 
     fn wait_for_all(&mut self, tids: &[i32]) -> Result<()> {
@@ -254,8 +248,12 @@ impl StoppedTasks {
         let (Some(tid), Some(Some(stop))) = (Pid::from_raw(number), self.stopped.get(&number)) else {
             return Ok(None);
         };
-        let registers = ptrace::registers(tid).map_err(kernel(tid, "read registers"))?;
+        let mut registers = ptrace::registers(tid).map_err(kernel(tid, "read registers"))?;
         let signal_mask = ptrace::signal_mask(tid).map_err(kernel(tid, "read the signal mask"))?;
+        if interrupted::was_disturbed(tid, &registers, signal_mask)? {
+            interrupted::call_again(&mut registers);
+            ptrace::set_registers(tid, &registers).map_err(kernel(tid, "set registers"))?;
+        }
         Ok(Some(StoppedThread { tid, registers, signal_mask, stop: *stop }))
     }
 }
@@ -347,7 +345,8 @@ fn wait_until_stopped(tid: Pid, deadline: Instant, born: &mut BTreeMap<i32, Opti
 pub struct StoppedTree<'tree> {
     pub(crate) tree: &'tree mut Tree,
     pub(crate) processes: Vec<StoppedProcess>,
-    pub(crate) tasks: StoppedTasks,
+    /// Lets the tasks go when it is dropped.
+    _tasks: StoppedTasks,
     since: Instant,
 }
 

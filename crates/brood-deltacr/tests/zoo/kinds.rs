@@ -1,0 +1,57 @@
+//! Each kind of state in each flavour.
+
+use brood_deltacr::PageStore;
+
+use crate::harness::{Sandbox, capture, program};
+
+fn start(name: &str) -> Sandbox {
+    Sandbox::start(&[program(name).to_str().unwrap()])
+}
+
+/// Captured, then went on; twice, so that the second capture is an incremental one.
+fn goes_on(name: &str) {
+    let store = PageStore::new();
+    let mut sandbox = start(name);
+    let mut tree = sandbox.tree();
+    let first = capture(&mut tree, &store, &sandbox.pipes);
+    let second = capture(&mut tree, &store, &sandbox.pipes);
+    assert_eq!(first.processes.len(), second.processes.len());
+    assert_eq!(sandbox.ask("v"), "ok");
+    drop((first, second));
+    drop(tree);
+    assert_eq!(store.usage().used, 0, "no image is left, so no page is");
+}
+
+/// Restored twice from one image, while the original is changed and captured again; the copy of
+/// a copy, and the copy of an incremental checkpoint too.
+fn forks(name: &str) {
+    let store = PageStore::new();
+    let mut original = start(name);
+    let mut tree = original.tree();
+    let image = capture(&mut tree, &store, &original.pipes);
+    let mut fork = Sandbox::empty();
+    let mut fork_tree = fork.restore(&image);
+    let again = capture(&mut fork_tree, &store, &fork.pipes);
+    assert_eq!(fork.ask("v"), "ok", "the fork");
+    assert_eq!(original.ask("v"), "ok", "the original");
+    drop(original);
+    let mut copy_of_copy = Sandbox::empty();
+    copy_of_copy.restore(&again);
+    assert_eq!(copy_of_copy.ask("v"), "ok", "the copy of the fork");
+    let mut sibling = Sandbox::empty();
+    sibling.restore(&image);
+    assert_eq!(sibling.ask("v"), "ok", "a sibling from the first image");
+}
+
+macro_rules! kinds {
+    ($($kind:ident)*) => {
+        mod going_on {
+            $(#[test] fn $kind() { super::goes_on(stringify!($kind)); })*
+        }
+        mod forked {
+            $(#[test] fn $kind() { super::forks(stringify!($kind)); })*
+        }
+    };
+}
+
+kinds! { memory files threads signals timers interrupted tree events identity }
