@@ -13,3 +13,4 @@ mod registry;
 mod registry_server;
 mod round_trip;
 mod support;
+mod token_server;

@@ -12,6 +12,7 @@ use brood_image::{
 use crate::images::{Layout, assert_image, make_image};
 use crate::registry_server::{BreakingLine, RegistryServer};
 use crate::support::{Place, chain};
+use crate::token_server::TokenServer;
 
 /// Options that never see the credentials of whoever runs the tests.
 fn options(place: &Place) -> FetchOptions {
@@ -72,7 +73,7 @@ impl Progress for Bytes {
 fn images_are_pulled_with_every_byte_accounted_for() {
     let place = Place::new();
     let layout = make_image(&place.path(""));
-    let server = RegistryServer::start(&place.path(""), None);
+    let server = RegistryServer::start(&place.path(""));
     push(&layout, "v1", &server.address, "team/app:v1", &[]);
     let bytes = Bytes::default();
     let image = fetch(&source(&server.address, "team/app:v1"), &options(&place), &bytes).unwrap();
@@ -98,7 +99,7 @@ fn images_are_pulled_with_every_byte_accounted_for() {
 fn zstd_layers_are_unpacked() {
     let place = Place::new();
     let layout = make_image(&place.path(""));
-    let server = RegistryServer::start(&place.path(""), None);
+    let server = RegistryServer::start(&place.path(""));
     layout.copy_zstd("v1", &format!("docker://{}/app:zstd", server.address), &["--dest-tls-verify=false"]);
     let image = fetch(&source(&server.address, "app:zstd"), &options(&place), &NoProgress).unwrap();
     assert_image(&image, &place.path(""));
@@ -112,7 +113,7 @@ fn indexes_lead_to_the_image_of_this_machine() {
     let host = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     layout.make_index("multi", &[("foreign", "riscv64"), ("v1", host)]);
     layout.make_index("elsewhere", &[("foreign", "riscv64")]);
-    let server = RegistryServer::start(&place.path(""), None);
+    let server = RegistryServer::start(&place.path(""));
     push(&layout, "multi", &server.address, "app:multi", &["--all"]);
     push(&layout, "elsewhere", &server.address, "app:elsewhere", &["--all"]);
     let image = fetch(&source(&server.address, "app:multi"), &options(&place), &NoProgress).unwrap();
@@ -126,7 +127,7 @@ fn indexes_lead_to_the_image_of_this_machine() {
 fn passwords_are_asked_for_and_used() {
     let place = Place::new();
     let layout = make_image(&place.path(""));
-    let server = RegistryServer::start(&place.path(""), Some(("alice", "open sesame")));
+    let server = RegistryServer::with_password(&place.path(""), "alice", "open sesame");
     push(&layout, "v1", &server.address, "app:v1", &["--dest-creds", "alice:open sesame"]);
     let source = source(&server.address, "app:v1");
     let with = |password: &str| {
@@ -151,9 +152,30 @@ fn passwords_are_asked_for_and_used() {
 }
 
 #[test]
+fn tokens_are_fetched_from_where_the_registry_says() {
+    let place = Place::new();
+    let layout = make_image(&place.path(""));
+    let tokens = TokenServer::start(&place.path(""), "bob", "swordfish");
+    let server = RegistryServer::with(&place.path(""), &tokens.registry_configuration());
+    push(&layout, "v1", &server.address, "team/app:v1", &["--dest-creds", "bob:swordfish"]);
+    let source = source(&server.address, "team/app:v1");
+    let with = |password: &str| {
+        let credentials = Credentials { username: "bob".to_owned(), password: password.to_owned() };
+        FetchOptions { credentials: Some(credentials), ..options(&place) }
+    };
+    for wrong in [options(&place), with("guess")] {
+        let error = fetch(&source, &wrong, &NoProgress).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", chain(&error));
+    }
+    let before = tokens.issued.load(Ordering::SeqCst);
+    assert_image(&fetch(&source, &with("swordfish"), &NoProgress).unwrap(), &place.path(""));
+    assert!(tokens.issued.load(Ordering::SeqCst) > before, "the image was pulled without a token");
+}
+
+#[test]
 fn missing_images_and_dead_registries_are_told_apart() {
     let place = Place::new();
-    let server = RegistryServer::start(&place.path(""), None);
+    let server = RegistryServer::start(&place.path(""));
     let error = fetch(&source(&server.address, "no/such:image"), &options(&place), &NoProgress).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", chain(&error));
     let address = server.address.clone();
@@ -167,7 +189,7 @@ fn missing_images_and_dead_registries_are_told_apart() {
 fn broken_downloads_are_resumed() {
     let place = Place::new();
     let layout = make_image(&place.path(""));
-    let server = RegistryServer::start(&place.path(""), None);
+    let server = RegistryServer::start(&place.path(""));
     push(&layout, "v1", &server.address, "app:v1", &[]);
     // The layer of 3 MiB needs at least seven connections.
     let line = BreakingLine::to(&server.address, 500_000);
@@ -186,7 +208,7 @@ fn broken_downloads_are_resumed() {
 fn a_later_pull_goes_on_where_an_earlier_one_broke_off() {
     let place = Place::new();
     let layout = make_image(&place.path(""));
-    let server = RegistryServer::start(&place.path(""), None);
+    let server = RegistryServer::start(&place.path(""));
     push(&layout, "v1", &server.address, "app:v1", &[]);
     let (hex, size) = biggest_blob(&server);
     let blob = fs::read(server.blob(&hex)).unwrap();
@@ -210,7 +232,7 @@ fn a_later_pull_goes_on_where_an_earlier_one_broke_off() {
 fn altered_layers_and_manifests_are_refused() {
     let place = Place::new();
     let layout = make_image(&place.path(""));
-    let server = RegistryServer::start(&place.path(""), None);
+    let server = RegistryServer::start(&place.path(""));
     push(&layout, "v1", &server.address, "app:v1", &[]);
     let (hex, size) = biggest_blob(&server);
     let good = fs::read(server.blob(&hex)).unwrap();

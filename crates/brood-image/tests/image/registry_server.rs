@@ -19,21 +19,29 @@ pub struct RegistryServer {
 }
 
 impl RegistryServer {
-    pub fn start(dir: &Path, users: Option<(&str, &str)>) -> Self {
+    /// A registry that anybody may use.
+    pub fn start(dir: &Path) -> Self {
+        Self::with(dir, "")
+    }
+
+    /// A registry that asks for a password itself.
+    pub fn with_password(dir: &Path, user: &str, password: &str) -> Self {
+        // The registry takes bcrypt alone; perl is on every Debian and hashes so.
+        let program = "print crypt(shift, '$2b$05$abcdefghijklmnopqrstuu')";
+        let hash = run(Command::new("perl").args(["-e", program, password]));
+        let file = dir.join("htpasswd");
+        fs::write(&file, format!("{user}:{hash}\n")).unwrap();
+        Self::with(dir, &format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", file.display()))
+    }
+
+    /// A registry with more configuration.
+    pub fn with(dir: &Path, more: &str) -> Self {
         need("docker-registry", "docker-registry");
         let storage = dir.join("registry");
-        let mut config = format!(
-            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n",
+        let config = format!(
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n{more}",
             storage.display()
         );
-        if let Some((user, password)) = users {
-            let file = dir.join("htpasswd");
-            // The registry takes bcrypt alone; perl is on every Debian and hashes so.
-            let hash =
-                run(Command::new("perl").args(["-e", "print crypt(shift, '$2b$05$abcdefghijklmnopqrstuu')", password]));
-            fs::write(&file, format!("{user}:{hash}\n")).unwrap();
-            config += &format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", file.display());
-        }
         let path = dir.join("registry.yml");
         fs::write(&path, config).unwrap();
         let mut command = Command::new("docker-registry");
