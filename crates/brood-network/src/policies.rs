@@ -1,6 +1,6 @@
 //! Which policies have a chain in the packet filter, and how many sandboxes use each.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::firewall::{AppliedPolicy, Firewall, PolicyId};
 use crate::netlink::NetlinkError;
@@ -56,7 +56,12 @@ impl Policies {
             self.chains.insert(key, Chain { id, users: 1 });
             id
         };
-        Ok(AppliedPolicy { id, limits: policy.limits, has_domain_rules: policy.has_domain_rules() })
+        Ok(AppliedPolicy {
+            id,
+            limits: policy.limits,
+            has_domain_rules: policy.has_domain_rules(),
+            open: policy.open.iter().copied().collect(),
+        })
     }
 
     /// Gives back what [`Policies::acquire`] returned. No sandbox may have the chain in force any more by it.
@@ -97,5 +102,6 @@ fn rules_of(policy: &NetworkPolicy) -> NetworkPolicy {
         names: crate::policy::NameResolution::default(),
         name_servers: Vec::new(),
         limits: NetworkLimits::default(),
+        open: BTreeSet::new(),
     }
 }

@@ -159,7 +159,8 @@ pub enum NameResolution {
 /// How much a sandbox may do on the network at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct NetworkLimits {
-    /// Bytes per second that the sandbox may send. What is above is dropped, which makes TCP slow down.
+    /// Bytes per second that the sandbox may send, after a burst of one second's worth. What is above is dropped, which
+    /// makes TCP slow down.
     pub send_bytes_per_second: Option<u64>,
     /// Bytes per second that the sandbox may receive.
     pub receive_bytes_per_second: Option<u64>,
@@ -171,7 +172,7 @@ pub struct NetworkLimits {
 
 /// What a sandbox may reach outside.
 ///
-/// Never reachable, whatever the policy says: services of the host (all of its addresses, the gateway's too, except the
+/// Never reachable, whatever the rules say, unless [`NetworkPolicy::open`] names them: services of the host (all of its addresses, the gateway's too, except the
 /// name server there), link-local addresses, and other sandboxes that share no group with it.
 ///
 /// What a rule allows wins over what a rule denies, and both win over the default.
@@ -189,6 +190,9 @@ pub struct NetworkPolicy {
     pub name_servers: Vec<IpAddr>,
     /// Limits on traffic and connections.
     pub limits: NetworkLimits,
+    /// Addresses that are reachable although they are of the kind that never is: the host's own (the gateway's means
+    /// what listens on all addresses of the host), or a metadata service. Whatever the rules say.
+    pub open: BTreeSet<IpAddr>,
 }
 
 /// A policy that cannot be carried out.
@@ -238,7 +242,7 @@ impl NetworkPolicy {
     /// # Errors
     /// Too many rules, or a limit of zero.
     pub fn check(&self) -> Result<(), PolicyError> {
-        let count = self.allow.len() + self.deny.len();
+        let count = self.allow.len() + self.deny.len() + self.open.len();
         if count > RULES_MAX {
             return Err(PolicyError::TooManyRules { count });
         }

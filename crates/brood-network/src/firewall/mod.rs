@@ -36,6 +36,7 @@ use crate::netlink::link::InterfaceIndex;
 use crate::netlink::socket::Socket;
 use crate::policy::{NetworkLimits, NetworkPolicy};
 
+use expression::Family;
 pub(crate) use group_chain::GroupId;
 pub(crate) use policy_chain::PolicyId;
 pub(crate) use skeleton::never;
@@ -160,8 +161,8 @@ impl Firewall {
                     policy.take_from(change, port.interface);
                 }
                 for address in &port.pinned {
-                    let set = skeleton::pinned_set(*address);
-                    change.delete_timed(set, port.interface, *address);
+                    let set = skeleton::pinned_set(Family::of(*address));
+                    change.delete_interface_and_address(set, port.interface, *address);
                 }
                 group_chain::leave_all(change, port.interface, &port.groups);
                 change.delete_interface(skeleton::OUTSIDE_V4, port.interface);
@@ -188,7 +189,7 @@ impl Firewall {
     pub(crate) fn pin(&mut self, port: InterfaceIndex, addresses: &[Pin]) -> Result<(), NetlinkError> {
         self.change(|change| {
             for pin in addresses {
-                let set = skeleton::pinned_set(pin.address);
+                let set = skeleton::pinned_set(Family::of(pin.address));
                 let timeout_ms = u64::try_from(pin.time.as_millis()).unwrap_or(u64::MAX);
                 change.add_timed(set, port, pin.address, timeout_ms);
             }
@@ -244,6 +245,8 @@ pub(crate) struct AppliedPolicy {
     pub(crate) id: PolicyId,
     pub(crate) limits: NetworkLimits,
     pub(crate) has_domain_rules: bool,
+    /// Addresses open to the port against the rule.
+    pub(crate) open: Vec<IpAddr>,
 }
 
 impl AppliedPolicy {
@@ -252,6 +255,9 @@ impl AppliedPolicy {
         if self.has_domain_rules {
             change.add_interface(skeleton::NAMED, port);
         }
+        for address in &self.open {
+            change.add_interface_and_address(skeleton::open_set(Family::of(*address)), port, *address);
+        }
         change.map_to_chain(skeleton::POLICIES, port, &self.id.chain());
     }
 
@@ -259,6 +265,9 @@ impl AppliedPolicy {
         change.delete_interface(skeleton::POLICIES, port);
         if self.has_domain_rules {
             change.delete_interface(skeleton::NAMED, port);
+        }
+        for address in &self.open {
+            change.delete_interface_and_address(skeleton::open_set(Family::of(*address)), port, *address);
         }
         policy_chain::delete_limits(change, port, &self.limits);
     }

@@ -1,15 +1,14 @@
 //! The chain of one policy, and the chains of one sandbox's limits.
 
 use super::expression::{Family, Rule, protocol, state};
-use super::skeleton::{LIMITS_RECEIVED, LIMITS_SENT, REFUSE, pinned_set_of};
+use super::skeleton::{LIMITS_RECEIVED, LIMITS_SENT, REFUSE, pinned_set};
 use super::transaction::{SetKind, Transaction};
 use crate::netlink::link::InterfaceIndex;
 use crate::policy::{NetworkLimits, NetworkPolicy, Verdict, joined_ranges};
 
-/// Shortest time, in milliseconds, that a rate limit lets pass at once: long enough for the bursts in which TCP sends.
-const BURST_MS: u64 = 200;
-/// Smallest burst: one segment as big as the kernel hands it to a veth, or nothing would ever pass.
-const BURST_BYTES_MIN: u64 = 128 * 1024;
+/// Bytes that a rate limit lets pass at once, besides what the kernel always adds to it: the rate times one second. One
+/// segment as big as the kernel hands it to a veth must fit, or nothing would ever pass.
+const BURST_BYTES: u32 = 128 * 1024;
 
 /// The number of a policy: the mark of the connections that it let through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,7 +42,7 @@ pub(super) fn write(change: &mut Transaction<'_>, id: PolicyId, policy: &Network
     if policy.has_domain_rules() {
         write_domain_rules(change, &chain);
         for family in families(with_v6) {
-            let rule = Rule::new().family(family).interface_and_destination_in(family, pinned_set_of(family));
+            let rule = Rule::new().family(family).interface_and_destination_in(family, pinned_set(family));
             change.add_rule(&chain, &accept(rule));
         }
     }
@@ -165,9 +164,7 @@ pub(super) fn write_limits(change: &mut Transaction<'_>, port: InterfaceIndex, l
 }
 
 fn over(bytes_per_second: u64) -> Rule {
-    let burst = (bytes_per_second.saturating_mul(BURST_MS) / 1000).max(BURST_BYTES_MIN);
-    let burst = u32::try_from(burst).unwrap_or(u32::MAX);
-    Rule::new().over_bytes_per_second(bytes_per_second, burst)
+    Rule::new().over_bytes_per_second(bytes_per_second, BURST_BYTES)
 }
 
 /// Deletes what [`write_limits`] created.

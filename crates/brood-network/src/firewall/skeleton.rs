@@ -82,18 +82,19 @@ pub(crate) fn never(configuration: &FirewallConfiguration) -> Vec<Cidr> {
         .collect()
 }
 
-/// The set in which an address is pinned.
-pub(super) fn pinned_set(address: IpAddr) -> &'static str {
-    match Family::of(address) {
+/// The set in which addresses of a family are pinned.
+pub(super) fn pinned_set(family: Family) -> &'static str {
+    match family {
         Family::V4 => PINNED_V4,
         Family::V6 => PINNED_V6,
     }
 }
 
-pub(super) fn pinned_set_of(family: Family) -> &'static str {
+/// The set of addresses that are open to single sandboxes against the rule.
+pub(super) fn open_set(family: Family) -> &'static str {
     match family {
-        Family::V4 => PINNED_V4,
-        Family::V6 => PINNED_V6,
+        Family::V4 => "open_v4",
+        Family::V6 => "open_v6",
     }
 }
 
@@ -127,6 +128,9 @@ fn sets(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     change.add_set(NAMED, SetKind::Interfaces);
     change.add_set(PINNED_V4, SetKind::TimedInterfaceAndAddress(Family::V4));
     change.add_set(PINNED_V6, SetKind::TimedInterfaceAndAddress(Family::V6));
+    for family in Family::BOTH {
+        change.add_set(open_set(family), SetKind::InterfaceAndAddress(family));
+    }
     let never = never(configuration).into_iter().map(Into::into).collect();
     for (set, family) in [(NEVER_V4, Family::V4), (NEVER_V6, Family::V6)] {
         change.add_set(set, SetKind::Ranges(family));
@@ -184,11 +188,19 @@ fn gateways(configuration: &FirewallConfiguration) -> [(Family, IpAddr); 2] {
     [(Family::V4, plan.gateway_v4.into()), (Family::V6, plan.gateway_v6.into())]
 }
 
+/// A packet to an address that is open to its sandbox against the rule.
+fn opened(family: Family) -> Rule {
+    Rule::new().family(family).interface_and_destination_in(family, open_set(family))
+}
+
 /// Refuses the host's own addresses before another table may send such a packet elsewhere (published container ports,
 /// for example, are such addresses).
 fn guard(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     const CHAIN: &str = "guard";
     change.add_base_chain(CHAIN, "filter", Hook::Prerouting, priority::GUARD);
+    for family in Family::BOTH {
+        change.add_rule(CHAIN, &opened(family).accept());
+    }
     for (family, gateway) in gateways(configuration) {
         let rule = Rule::new()
             .entering_by(configuration.group.living())
@@ -224,6 +236,9 @@ fn redirect(change: &mut Transaction<'_>, configuration: &FirewallConfiguration)
             Rule::new().entering_by(configuration.group.living()).family(family).destination_begins(family, &leading);
         change.add_rule(CHAIN, &between.accept());
     }
+    for family in Family::BOTH {
+        change.add_rule(CHAIN, &opened(family).accept());
+    }
     for (family, gateway) in gateways(configuration) {
         for port in LOOKED_INTO {
             let rule = Rule::new()
@@ -241,6 +256,9 @@ fn input(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     const CHAIN: &str = "input";
     change.add_base_chain(CHAIN, "filter", Hook::Input, priority::FILTER);
     change.add_rule(CHAIN, &Rule::new().jump_by_incoming(LIMITS_SENT));
+    for family in Family::BOTH {
+        change.add_rule(CHAIN, &opened(family).accept());
+    }
     for (family, gateway) in gateways(configuration) {
         let services = [
             (protocol::UDP, configuration.name_server_port),
@@ -303,6 +321,8 @@ fn from_sandbox(change: &mut Transaction<'_>, configuration: &FirewallConfigurat
         Rule::new().state(state::INVALID).drop(),
         Rule::new().jump_by_incoming(LIMITS_SENT),
         Rule::new().leaving_by(configuration.group.living()).jump(BETWEEN),
+        opened(Family::V4).accept(),
+        opened(Family::V6).accept(),
         Rule::new().family(Family::V4).destination_in(Family::V4, NEVER_V4).jump(REFUSE),
         Rule::new().family(Family::V6).destination_in(Family::V6, NEVER_V6).jump(REFUSE),
         Rule::new().jump_by_incoming(POLICIES),

@@ -53,6 +53,8 @@ pub(crate) enum SetKind {
     InterfaceToChain,
     /// Ranges of addresses.
     Ranges(Family),
+    /// (interface, address).
+    InterfaceAndAddress(Family),
     /// (interface, address), each for a limited time.
     TimedInterfaceAndAddress(Family),
 }
@@ -179,6 +181,10 @@ impl<'a> Transaction<'a> {
                 let (shown, length) = address(family);
                 set.push_flags(SetFlags::Interval as u32).push_key_type(shown).push_key_len(length);
             }
+            SetKind::InterfaceAndAddress(family) => {
+                let (shown, length) = address(family);
+                set.push_key_type(shown_as::both(shown_as::INTERFACE, shown)).push_key_len(4 + length);
+            }
             SetKind::TimedInterfaceAndAddress(family) => {
                 let (shown, length) = address(family);
                 set.push_flags(SetFlags::Timeout as u32)
@@ -225,9 +231,15 @@ impl<'a> Transaction<'a> {
         });
     }
 
+    pub(crate) fn add_interface_and_address(&mut self, set: &str, interface: InterfaceIndex, address: IpAddr) {
+        self.add_element(set, |element| {
+            element.nested_key().push_value(&interface_and_address(interface, address));
+        });
+    }
+
     /// Remembers (`interface`, `address`) for `timeout_ms` milliseconds, from now on.
     pub(crate) fn add_timed(&mut self, set: &str, interface: InterfaceIndex, address: IpAddr, timeout_ms: u64) {
-        self.delete_timed(set, interface, address);
+        self.delete_interface_and_address(set, interface, address);
         self.add_element(set, |element| {
             // The kernel reads it in network byte order, the bindings write it in the processor's.
             element
@@ -237,8 +249,8 @@ impl<'a> Transaction<'a> {
         });
     }
 
-    /// Forgets what [`Transaction::add_timed`] remembered, if it has not expired yet.
-    pub(crate) fn delete_timed(&mut self, set: &str, interface: InterfaceIndex, address: IpAddr) {
+    /// Forgets (`interface`, `address`), if it has not expired yet.
+    pub(crate) fn delete_interface_and_address(&mut self, set: &str, interface: InterfaceIndex, address: IpAddr) {
         self.delete_element(set, &interface_and_address(interface, address));
     }
 

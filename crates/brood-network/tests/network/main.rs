@@ -3,13 +3,21 @@
 #[cfg(test)]
 mod basics;
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod inward;
+#[cfg(test)]
+mod limits;
 #[cfg(test)]
 mod names;
 #[cfg(test)]
 mod policies;
 #[cfg(test)]
 mod registry;
+#[cfg(test)]
+mod scale;
 #[cfg(test)]
 mod servers;
 #[cfg(test)]

@@ -1,0 +1,93 @@
+//! Limits on traffic and connections.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use brood_network::{NetworkLimits, NetworkPolicy};
+
+use crate::servers::{PATIENCE, assert_refused, echo, fetch, greeter, tcp};
+use crate::world::{Namespace, World};
+
+fn limited(limits: NetworkLimits) -> NetworkPolicy {
+    NetworkPolicy { limits, ..NetworkPolicy::all() }
+}
+
+#[test]
+fn connections_are_counted() {
+    let world = World::new();
+    let network = world.start(World::configuration());
+    let sandboxes = [Namespace::new(), Namespace::new()];
+    let _server = echo(&world.internet, "203.0.113.1:8000");
+    let limits = NetworkLimits { connections: Some(3), ..NetworkLimits::default() };
+    let attachments =
+        sandboxes.each_ref().map(|sandbox| network.attach(sandbox.descriptor(), limited(limits)).unwrap());
+    let connect = |sandbox: &Namespace| {
+        sandbox.run(|| TcpStream::connect_timeout(&"203.0.113.1:8000".parse().unwrap(), PATIENCE))
+    };
+    let open: Vec<TcpStream> = (0..3).map(|_| connect(&sandboxes[0]).unwrap()).collect();
+    assert_refused(connect(&sandboxes[0]));
+    connect(&sandboxes[1]).expect("each sandbox has a limit of its own");
+    attachments[0].set_policy(NetworkPolicy::all()).unwrap();
+    connect(&sandboxes[0]).unwrap();
+    drop(open);
+}
+
+#[test]
+fn new_connections_are_slowed_down() {
+    let world = World::new();
+    let network = world.start(World::configuration());
+    let sandbox = Namespace::new();
+    let _server = greeter(&world.internet, "203.0.113.1:8000");
+    let limits = NetworkLimits { new_connections_per_second: Some(5), ..NetworkLimits::default() };
+    let _attachment = network.attach(sandbox.descriptor(), limited(limits)).unwrap();
+    let start = Instant::now();
+    let passed = (0..100).filter(|_| fetch(&sandbox, "203.0.113.1:8000").is_ok()).count();
+    let most = 6 + 5 * (usize::try_from(start.elapsed().as_secs()).unwrap() + 1);
+    assert!((5..=most).contains(&passed), "{passed} of 100 in {:?}", start.elapsed());
+}
+
+#[test]
+fn bytes_are_limited_in_both_directions() {
+    const BYTES: usize = 2_000_000;
+    const RATE: u64 = 600_000;
+    let world = World::new();
+    let network = world.start(World::configuration());
+    let sandbox = Namespace::new();
+    let source = tcp(&world.internet, "203.0.113.1:8000", |mut stream| stream.write_all(&vec![7; BYTES]));
+    let sink = tcp(&world.internet, "203.0.113.1:8001", |mut stream| {
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all)?;
+        stream.write_all(&all.len().to_le_bytes())
+    });
+    let receive = || {
+        let mut stream = sandbox.run(|| TcpStream::connect("203.0.113.1:8000").unwrap());
+        let start = Instant::now();
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        assert_eq!(all.len(), BYTES);
+        start.elapsed()
+    };
+    let send = || {
+        let mut stream = sandbox.run(|| TcpStream::connect("203.0.113.1:8001").unwrap());
+        let start = Instant::now();
+        stream.write_all(&vec![7; BYTES]).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        stream.read_exact(&mut [0; 8]).unwrap();
+        start.elapsed()
+    };
+    let attachment = network.attach(sandbox.descriptor(), NetworkPolicy::all()).unwrap();
+    let free = receive().max(send());
+    assert!(free < Duration::from_millis(900), "{free:?} without a limit");
+    let limits = NetworkLimits { receive_bytes_per_second: Some(RATE), ..NetworkLimits::default() };
+    attachment.set_policy(limited(limits)).unwrap();
+    // What one second may carry passes at once.
+    let least = Duration::from_millis(1500);
+    assert!(receive() > least);
+    assert!(send() < Duration::from_millis(900));
+    let limits = NetworkLimits { send_bytes_per_second: Some(RATE), ..NetworkLimits::default() };
+    attachment.set_policy(limited(limits)).unwrap();
+    assert!(send() > least);
+    assert!(receive() < Duration::from_millis(900));
+    drop((source, sink));
+}
