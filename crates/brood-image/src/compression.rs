@@ -49,6 +49,20 @@ impl<R: Read> Decompressor<R> {
         }
     }
 
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self, Self::Plain(_))
+    }
+
+    /// The compressed side itself, of which some is buffered.
+    pub(crate) fn source_mut(&mut self) -> &mut R {
+        match self {
+            Self::Plain(source) => source.get_mut(),
+            Self::Gzip(decoder) => decoder.get_mut().get_mut(),
+            Self::Zstd(decoder) => decoder.get_mut().get_mut(),
+            Self::Xz(decoder) => decoder.inner_mut().get_mut(),
+        }
+    }
+
     /// The compressed side, with what is buffered of it.
     pub(crate) fn into_inner(self) -> BufReader<R> {
         match self {

@@ -25,6 +25,18 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
+    /// The digest of all that `reader` yields.
+    pub(crate) fn of_reader(reader: &mut impl Read) -> io::Result<Self> {
+        let mut hasher = Sha256::new();
+        let mut buffer = vec![0; 128 << 10];
+        loop {
+            match reader.read(&mut buffer)? {
+                0 => return Ok(Self(hasher.finalize().into())),
+                count => hasher.update(&buffer[..count]),
+            }
+        }
+    }
+
     /// The 64 hexadecimal digits without the algorithm: the name of a layer's directory.
     pub fn hex(&self) -> String {
         use fmt::Write as _;
@@ -92,24 +104,31 @@ impl From<Digest> for String {
 /// Passes bytes through, hashing them.
 pub(crate) struct HashingReader<R> {
     inner: R,
-    hasher: Sha256,
+    hasher: Option<Sha256>,
 }
 
 impl<R: Read> HashingReader<R> {
     pub(crate) fn new(inner: R) -> Self {
-        Self { inner, hasher: Sha256::new() }
+        Self { inner, hasher: Some(Sha256::new()) }
+    }
+
+    /// Only passes bytes through from now on; there will be no digest.
+    pub(crate) fn stop_hashing(&mut self) {
+        self.hasher = None;
     }
 
     /// The digest of all bytes that have passed, and the reader below.
-    pub(crate) fn finish(self) -> (Digest, R) {
-        (Digest(self.hasher.finalize().into()), self.inner)
+    pub(crate) fn finish(self) -> (Option<Digest>, R) {
+        (self.hasher.map(|hasher| Digest(hasher.finalize().into())), self.inner)
     }
 }
 
 impl<R: Read> Read for HashingReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
-        self.hasher.update(&buffer[..count]);
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&buffer[..count]);
+        }
         Ok(count)
     }
 }
@@ -134,6 +153,6 @@ mod tests {
         let mut reader = HashingReader::new(&b"some bytes"[..]);
         let mut out = Vec::new();
         reader.read_to_end(&mut out).unwrap();
-        assert_eq!(reader.finish().0, Digest::of(b"some bytes"));
+        assert_eq!(reader.finish().0, Some(Digest::of(b"some bytes")));
     }
 }

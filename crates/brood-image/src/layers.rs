@@ -25,6 +25,7 @@ use crate::compression::{Decompressor, Guard};
 use crate::digest::{Digest, HashingReader};
 use crate::lock::LockFile;
 use crate::options::UnpackOptions;
+use crate::pipeline;
 use crate::progress::{Progress, ProgressItem};
 use crate::scratch::Scratch;
 use crate::unpack::{LayerNotes, UnpackError, unpack_archive};
@@ -136,7 +137,7 @@ impl LayerStore {
     /// the layer. Checks all that is promised before the layer appears.
     pub(crate) fn unpack(
         &self,
-        source: impl Read,
+        source: impl Read + Send,
         promise: &Promise,
         item: &ProgressItem,
         progress: &dyn Progress,
@@ -168,27 +169,44 @@ impl LayerStore {
     fn unpack_into(
         &self,
         partial: &Scratch,
-        source: impl Read,
+        source: impl Read + Send,
         promise: &Promise,
         progress: &dyn Progress,
     ) -> Result<(Digest, LayerNotes), UnpackError> {
         let limits = &self.options.limits;
         let tree = make_tree(partial)?;
-        let blob = HashingReader::new(source);
-        let plain = Decompressor::new(blob).map_err(read_error)?;
-        let guarded = Guard::new(plain, limits, progress, promise.blob_bytes);
-        let hashed = HashingReader::new(guarded);
-        let end_marker_optional = promise.diff_id.is_some();
-        let (notes, mut hashed) = unpack_archive(hashed, tree, self.options.id_shift, limits, end_marker_optional)?;
-
-        // What follows the end marker belongs to both digests.
-        io::copy(&mut hashed, &mut io::sink()).map_err(read_error)?;
-        let (diff_id, guarded) = hashed.finish();
-        let mut compressed = guarded.into_inner().into_inner();
-        io::copy(&mut compressed, &mut io::sink()).map_err(read_error)?;
-        let blob = compressed.into_inner().finish().0;
+        let (digests, unpacked) = pipeline::run(
+            |sink| {
+                let mut plain = Decompressor::new(HashingReader::new(source))?;
+                // Hashing is much of the work: what is stored plain has one digest, and one that nobody checks has none.
+                let is_plain = plain.is_plain();
+                if is_plain || promise.blob.is_none() {
+                    plain.source_mut().stop_hashing();
+                }
+                let mut hashed = HashingReader::new(Guard::new(plain, limits, progress, promise.blob_bytes));
+                sink.pass(&mut hashed)?;
+                let (diff_id, guarded) = hashed.finish();
+                // What follows the compressed data belongs to the blob.
+                let mut compressed = guarded.into_inner().into_inner();
+                io::copy(&mut compressed, &mut io::sink())?;
+                let (blob, _) = compressed.into_inner().finish();
+                let diff_id = diff_id.ok_or_else(|| io::Error::other("not hashed"))?;
+                let blob = if is_plain { Some(diff_id) } else { blob };
+                Ok((diff_id, blob))
+            },
+            |reader| {
+                let optional = promise.diff_id.is_some();
+                let (notes, mut rest) = unpack_archive(reader, tree, self.options.id_shift, limits, optional)?;
+                // What follows the end marker belongs to the digests.
+                io::copy(&mut rest, &mut io::sink()).map_err(read_error)?;
+                Ok::<_, UnpackError>(notes)
+            },
+        );
+        let notes = unpacked?;
+        let broken = || UnpackError::Corrupt("the archive broke off behind its end marker".to_owned());
+        let (diff_id, blob) = digests.ok_or_else(broken)?;
         check("the stored archive", promise.blob, blob)?;
-        check("the uncompressed archive", promise.diff_id, diff_id)?;
+        check("the uncompressed archive", promise.diff_id, Some(diff_id))?;
         Ok((diff_id, notes))
     }
 
@@ -261,10 +279,12 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-fn check(what: &'static str, expected: Option<Digest>, actual: Digest) -> Result<(), UnpackError> {
-    match expected {
-        Some(expected) if expected != actual => Err(UnpackError::DigestMismatch { what, expected, actual }),
-        _ => Ok(()),
+fn check(what: &'static str, expected: Option<Digest>, actual: Option<Digest>) -> Result<(), UnpackError> {
+    match (expected, actual) {
+        (None, _) => Ok(()),
+        (Some(expected), Some(actual)) if expected == actual => Ok(()),
+        (Some(expected), Some(actual)) => Err(UnpackError::DigestMismatch { what, expected, actual }),
+        (Some(_), None) => Err(UnpackError::Corrupt(format!("{what} was not hashed"))),
     }
 }
 

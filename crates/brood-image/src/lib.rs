@@ -28,6 +28,7 @@ mod layers;
 mod lock;
 mod options;
 mod origin;
+mod pipeline;
 mod progress;
 mod scratch;
 mod source;

@@ -155,7 +155,7 @@ fn plain_file(
     options: &FetchOptions,
 ) -> Result<File, UnpackError> {
     let reader = Decompressor::new(&file).map_err(|source| UnpackError::io("read", "the archive", source))?;
-    if matches!(reader, Decompressor::Plain(_)) {
+    if reader.is_plain() {
         return Ok(file);
     }
     let dir = &options.cache_dir;
@@ -238,7 +238,7 @@ struct ArchiveBlobs<'a> {
 }
 
 impl LayerBlobs for ArchiveBlobs<'_> {
-    fn open(&self, index: usize, _: &LayerPlan, _: &dyn Progress) -> Result<Box<dyn Read + '_>, ImageError> {
+    fn open(&self, index: usize, _: &LayerPlan, _: &dyn Progress) -> Result<Box<dyn Read + Send + '_>, ImageError> {
         Ok(Box::new(self.archive.member(&self.names[index], self.context)?))
     }
 

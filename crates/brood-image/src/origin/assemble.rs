@@ -18,7 +18,12 @@ const SHORT_DIGITS: usize = 12;
 /// Where the stored bytes of layers come from.
 pub(super) trait LayerBlobs: Sync {
     /// The archive of the layer number `index`, from its first byte.
-    fn open(&self, index: usize, plan: &LayerPlan, progress: &dyn Progress) -> Result<Box<dyn Read + '_>, ImageError>;
+    fn open(
+        &self,
+        index: usize,
+        plan: &LayerPlan,
+        progress: &dyn Progress,
+    ) -> Result<Box<dyn Read + Send + '_>, ImageError>;
 
     /// The layer is unpacked, or could not be: its stored bytes may not be needed any more.
     fn done(&self, plan: &LayerPlan, failure: Option<ErrorKind>);

@@ -165,7 +165,12 @@ struct RegistryBlobs<'a> {
 }
 
 impl LayerBlobs for RegistryBlobs<'_> {
-    fn open(&self, _: usize, plan: &LayerPlan, progress: &dyn Progress) -> Result<Box<dyn Read + '_>, ImageError> {
+    fn open(
+        &self,
+        _: usize,
+        plan: &LayerPlan,
+        progress: &dyn Progress,
+    ) -> Result<Box<dyn Read + Send + '_>, ImageError> {
         let Some((digest, size_bytes)) = plan.blob else {
             return Err(image_error(&self.context.origin)("its manifest names no digest for a layer".to_owned()));
         };

@@ -16,7 +16,7 @@ use futures::StreamExt as _;
 use oci_client::client::BlobResponse;
 
 use super::{Registry, RegistryError, STALL_TIMEOUT};
-use crate::digest::{Digest, HashingReader};
+use crate::digest::Digest;
 use crate::lock::LockFile;
 use crate::origin::assemble::short;
 use crate::progress::{Progress, ProgressItem, Stage};
@@ -229,10 +229,8 @@ impl Download<'_> {
     }
 
     fn hash(&self) -> Result<Digest, RegistryError> {
-        let opened = File::open(self.path).map_err(|source| io_error(self.path, source))?;
-        let mut reader = HashingReader::new(opened);
-        io::copy(&mut reader, &mut io::sink()).map_err(|source| io_error(self.path, source))?;
-        Ok(reader.finish().0)
+        let opened = File::open(self.path);
+        opened.and_then(|mut file| Digest::of_reader(&mut file)).map_err(|source| io_error(self.path, source))
     }
 
     /// Waits, unless cancelled.
