@@ -12,7 +12,9 @@ pub mod codec;
 pub mod cohort;
 mod page;
 pub mod pool;
+pub mod predict;
 pub mod reference;
+pub mod schedule;
 
 #[cfg(test)]
 mod testing;
