@@ -1,6 +1,7 @@
 //! The store on real overlay mounts. Needs root.
 #![allow(clippy::unwrap_used, reason = "every function here is part of a test")]
 
+mod crash;
 mod fixture;
 mod freeze;
 mod model;
