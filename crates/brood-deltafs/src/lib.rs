@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod carry;
 mod diff;
 mod error;
 mod ext4_image;

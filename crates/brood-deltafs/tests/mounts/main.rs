@@ -4,8 +4,10 @@
 mod crash;
 mod fixture;
 mod freeze;
+mod identity;
 mod model;
 mod space;
 mod squash;
 mod store;
 mod swap;
+mod tenant;
