@@ -40,6 +40,7 @@ mod system_layer;
 mod trash;
 mod tree;
 mod upper;
+mod usage;
 
 pub use diff::{Change, ChangeKind, Diff};
 pub use error::{Result, StoreError};
@@ -54,3 +55,4 @@ pub use swap::{RootSwapper, SwapError};
 pub use system_layer::SystemLayers;
 pub use tree::FileTree;
 pub use upper::Upper;
+pub use usage::DiskUsage;

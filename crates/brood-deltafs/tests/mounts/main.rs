@@ -4,6 +4,7 @@
 mod crash;
 mod fixture;
 mod freeze;
+mod full;
 mod identity;
 mod model;
 mod space;
