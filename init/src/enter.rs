@@ -101,8 +101,10 @@ fn set_mount_attributes(
 ) -> Result<(), Errno> {
     let bytes = size_of::<linux::mount_attr>();
     // SAFETY: path and attributes outlive the call, and the size is that of the attributes.
-    unsafe { syscall!(__NR_mount_setattr, directory, path.as_ptr(), flags, attributes as *const linux::mount_attr, bytes) }
-        .map(|_| ())
+    unsafe {
+        syscall!(__NR_mount_setattr, directory, path.as_ptr(), flags, attributes as *const linux::mount_attr, bytes)
+    }
+    .map(|_| ())
 }
 
 /// Attaches a detached mount at a path relative to `directory`.
@@ -143,12 +145,7 @@ fn mount(kind: &[u8], options: &[(&[u8], &[u8])], attributes: u32, target: &[u8]
     mounted
 }
 
-fn configure_and_mount(
-    context: i32,
-    options: &[(&[u8], &[u8])],
-    attributes: u32,
-    target: &[u8],
-) -> Result<i32, Errno> {
+fn configure_and_mount(context: i32, options: &[(&[u8], &[u8])], attributes: u32, target: &[u8]) -> Result<i32, Errno> {
     use linux::fsconfig_command::{FSCONFIG_CMD_CREATE, FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING};
     for (key, value) in options {
         let (command, value) = match value.is_empty() {
@@ -176,12 +173,8 @@ fn mask(root: i32) -> Result<(), Errno> {
     if MASKED_DIRECTORIES.iter().any(|path| exists(path)) {
         mask_directories()?;
     }
-    let read_only = linux::mount_attr {
-        attr_set: u64::from(linux::MOUNT_ATTR_RDONLY),
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
-    };
+    let read_only =
+        linux::mount_attr { attr_set: u64::from(linux::MOUNT_ATTR_RDONLY), attr_clr: 0, propagation: 0, userns_fd: 0 };
     for path in READ_ONLY_DIRECTORIES {
         if exists(path) {
             let clone = clone_mount(path)?;

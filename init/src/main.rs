@@ -77,11 +77,22 @@ extern "C" fn main() -> ! {
     }
 }
 
+/// Lets no signal be ignored: tool calls would inherit that, and the daemon ignores SIGPIPE.
+fn reset_signal_actions() {
+    // `struct sigaction` of zeros: the default action.
+    let default = [0u64; 4];
+    for signal in 1..=64u32 {
+        // SAFETY: `default` outlives the call. SIGKILL and SIGSTOP refuse, which is fine.
+        let _ = unsafe { syscall!(__NR_rt_sigaction, signal, &raw const default, 0, 8) };
+    }
+}
+
 /// Blocks all signals and opens a descriptor that tells of dead children.
 fn prepare() -> Option<i32> {
     let all = u64::MAX;
     // SAFETY: `all` outlives the call and is as long as the call is told.
     unsafe { syscall!(__NR_rt_sigprocmask, linux::SIG_SETMASK, &raw const all, 0, 8) }.ok()?;
+    reset_signal_actions();
     // SAFETY: takes no pointers that matter.
     let _ = unsafe { syscall!(__NR_prctl, linux_raw_sys::prctl::PR_SET_DUMPABLE, 0) };
     // SAFETY: takes no pointers.

@@ -61,17 +61,8 @@ pub fn spawn(message: &Message, entered: &Entered) -> Result<Started, Failure> {
             [stream(1)?, stream(2)?, stream(3)?]
         }
     };
-    let mut plan = Plan {
-        spawn,
-        entered,
-        working_directory,
-        search,
-        command,
-        arguments,
-        environment,
-        streams,
-        failure: None,
-    };
+    let mut plan =
+        Plan { spawn, entered, working_directory, search, command, arguments, environment, streams, failure: None };
     let started = start(&mut plan, cgroup);
     if let Some(terminal) = &terminal {
         sys::close(terminal.slave);
@@ -83,11 +74,7 @@ pub fn spawn(message: &Message, entered: &Entered) -> Result<Started, Failure> {
 }
 
 /// Lays the pointer tables of arguments and environment behind the message's body.
-fn pointers(
-    message: &Message,
-    spawn: &Spawn,
-    reader: &mut Reader<'_>,
-) -> Option<(*const *const u8, *const *const u8)> {
+fn pointers(message: &Message, spawn: &Spawn, reader: &mut Reader<'_>) -> Option<(*const *const u8, *const *const u8)> {
     let (arguments, environment) = (spawn.argument_count as usize, spawn.environment_count as usize);
     let total = arguments.checked_add(environment)?.checked_add(2)?;
     // Each text takes at least its zero byte.
@@ -197,7 +184,8 @@ fn become_tool_call(plan: &Plan<'_>) -> Failure {
         unsafe { syscall!(__NR_chdir, plan.working_directory) }.map_err(Failure::at(Step::WorkingDirectory))?;
         let none = 0u64;
         // SAFETY: `none` outlives the call and is as long as the call is told.
-        unsafe { syscall!(__NR_rt_sigprocmask, linux::SIG_SETMASK, &raw const none, 0, 8) }.map_err(Failure::at(Step::Limits))?;
+        unsafe { syscall!(__NR_rt_sigprocmask, linux::SIG_SETMASK, &raw const none, 0, 8) }
+            .map_err(Failure::at(Step::Limits))?;
         Ok(())
     };
     match steps() {

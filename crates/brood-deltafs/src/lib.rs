@@ -22,7 +22,6 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
-mod carry;
 mod diff;
 mod error;
 mod ext4_image;
@@ -40,7 +39,6 @@ mod system_layer;
 mod trash;
 mod tree;
 mod upper;
-mod usage;
 
 pub use diff::{Change, ChangeKind, Diff};
 pub use error::{Result, StoreError};
@@ -55,4 +53,3 @@ pub use swap::{RootSwapper, SwapError};
 pub use system_layer::SystemLayers;
 pub use tree::FileTree;
 pub use upper::Upper;
-pub use usage::DiskUsage;

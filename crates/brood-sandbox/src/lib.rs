@@ -7,7 +7,27 @@
 //! What this crate must never know: HTTP, the command line, JSON on a wire.
 #![forbid(unsafe_code)]
 
+pub mod build;
+mod catalog;
+mod cgroup;
+mod control;
+mod copy_source;
+pub mod engine;
 pub mod error;
+pub mod events;
+pub mod files;
 pub mod ids;
+mod isolation;
+mod janitor;
 pub mod limits;
 pub mod model;
+pub mod output;
+pub mod process;
+mod reactor;
+pub mod sandbox;
+mod seccomp;
+mod seccomp_calls;
+mod spawn;
+mod storage;
+mod template;
+mod users;

@@ -9,7 +9,6 @@ mod hostile;
 mod images;
 mod interruption;
 mod local;
-mod namespace;
 mod registry;
 mod registry_server;
 mod round_trip;

@@ -1,0 +1,389 @@
+//! The engine: templates and sandboxes of one state directory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use brood_deltafs::{LayerId, Store, SystemLayers};
+
+use crate::catalog::Catalog;
+use crate::cgroup::{CgroupRoot, SandboxCgroup};
+use crate::error::{EngineError, ErrorKind, Result};
+use crate::events::{Follow, now_ms};
+use crate::ids::{SandboxId, TemplateName};
+use crate::isolation::{ID_COUNT, Isolation};
+use crate::janitor::Janitor;
+use crate::limits;
+use crate::model::{CreateRequest, Event, EventObject, HistoryEntry, TemplateInfo};
+use crate::reactor::Reactor;
+use crate::sandbox::{Parts, Sandbox};
+use crate::storage;
+use crate::template::Template;
+
+/// The engine's events, for whoever follows them.
+pub type EventLog = Follow<Event>;
+
+/// Where an engine keeps its things.
+#[derive(Debug, Clone)]
+pub struct EngineSettings {
+    /// What outlives the daemon: layers, templates. One file system that can hold overlay uppers.
+    pub state_directory: PathBuf,
+    /// What ends with it.
+    pub run_directory: PathBuf,
+    /// Host id of the root inside; the 65,535 ids above belong to sandboxes too.
+    pub subuid_base: u32,
+    /// Name of our directory in each control group hierarchy.
+    pub cgroup_name: String,
+    /// Content of `/etc/resolv.conf` in sandboxes.
+    pub resolver: String,
+}
+
+impl EngineSettings {
+    /// Defaults for everything but the two directories.
+    pub fn new(state_directory: impl Into<PathBuf>, run_directory: impl Into<PathBuf>) -> Self {
+        Self {
+            state_directory: state_directory.into(),
+            run_directory: run_directory.into(),
+            subuid_base: 100_000_000,
+            cgroup_name: "brood".to_owned(),
+            resolver: "# no network\n".to_owned(),
+        }
+    }
+}
+
+/// What sandboxes need of the engine. They hold it, so it outlives them.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) reactor: Arc<Reactor>,
+    pub(crate) janitor: Janitor,
+    pub(crate) store: Store,
+    pub(crate) id_base: u32,
+    events: EventLog,
+    sandboxes: RwLock<HashMap<SandboxId, Arc<Sandbox>>>,
+}
+
+impl Core {
+    pub(crate) fn announce(&self, object: EventObject, id: &str, action: &str, attributes: BTreeMap<String, String>) {
+        let (id, action) = (id.to_owned(), action.to_owned());
+        self.events.push(|sequence| Event { sequence, time_ms: now_ms(), object, id, action, attributes });
+    }
+
+    pub(crate) fn forget(&self, id: &SandboxId) {
+        let sandbox = self.sandboxes.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        drop(sandbox);
+    }
+}
+
+/// One per state directory. Dropping it leaves sandboxes running until the process ends;
+/// [`shutdown`](Self::shutdown) ends them.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) core: Arc<Core>,
+    pub(crate) settings: EngineSettings,
+    pub(crate) catalog: Catalog,
+    pub(crate) system: SystemLayers,
+    templates: Mutex<HashMap<TemplateName, Arc<Template>>>,
+    pub(crate) building: Mutex<HashMap<TemplateName, ()>>,
+    cgroups: CgroupRoot,
+    isolation: Isolation,
+    stopped: AtomicBool,
+}
+
+impl Engine {
+    /// Opens the state directory, which stays locked, and removes what a crash left.
+    ///
+    /// # Errors
+    /// `Conflict` when another daemon has it open, `Unsupported` when the host lacks something.
+    pub fn open(settings: EngineSettings) -> Result<Arc<Self>> {
+        if settings.subuid_base < ID_COUNT || settings.subuid_base.checked_add(ID_COUNT).is_none() {
+            let message = format!("subuid_base {} does not leave room for {ID_COUNT} ids", settings.subuid_base);
+            return Err(EngineError::new(ErrorKind::Invalid, message));
+        }
+        for directory in [&settings.state_directory, &settings.run_directory] {
+            std::fs::create_dir_all(directory)
+                .map_err(|error| EngineError::system(format!("cannot make {}", directory.display()), error))?;
+        }
+        let store = Store::open(&settings.state_directory.join("store"), settings.subuid_base);
+        let store = store.map_err(storage::store_error)?;
+        let catalog = Catalog::open(&settings.state_directory.join("catalog.sqlite"))?;
+        let cgroups = CgroupRoot::open(&settings.cgroup_name)?;
+        let leftovers = cgroups.remove_leftovers();
+        if leftovers > 0 {
+            tracing::warn!(leftovers, "sandboxes of a daemon that died were removed");
+        }
+        let system = SystemLayers::open(&store).map_err(storage::store_error)?;
+        let retained = store.retain(&catalog.wanted_layers()?, &std::collections::HashSet::new());
+        let retained = retained.map_err(storage::store_error)?;
+        tracing::debug!(?retained, "state directory opened");
+        let isolation = Isolation::prepare(settings.subuid_base)?;
+        let core = Core {
+            reactor: Reactor::start()?,
+            janitor: Janitor::start()?,
+            store,
+            id_base: settings.subuid_base,
+            events: Follow::new(limits::EVENTS_KEPT),
+            sandboxes: RwLock::default(),
+        };
+        let engine = Self {
+            core: Arc::new(core),
+            settings,
+            catalog,
+            system,
+            templates: Mutex::default(),
+            building: Mutex::default(),
+            cgroups,
+            isolation,
+            stopped: AtomicBool::new(false),
+        };
+        engine.load_templates()?;
+        Ok(Arc::new(engine))
+    }
+
+    fn load_templates(&self) -> Result<()> {
+        for info in self.catalog.templates()? {
+            let name = info.name.clone();
+            if let Err(error) = self.keep_template(info) {
+                tracing::error!(template = %name, error = %error.chain(), "a template cannot be used: build it again");
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a template usable.
+    pub(crate) fn keep_template(&self, info: TemplateInfo) -> Result<Arc<Template>> {
+        let ids: std::result::Result<Vec<LayerId>, _> = info.layers.iter().rev().map(|layer| layer.parse()).collect();
+        let ids = ids.map_err(|error| EngineError::caused_by(ErrorKind::Internal, "a layer has a bad id", error))?;
+        let stack = self.core.store.stack(&ids).map_err(storage::store_error)?;
+        let template = Arc::new(Template { info, stack });
+        let before = self.template_table().insert(template.info.name.clone(), Arc::clone(&template));
+        self.release_template(before);
+        Ok(template)
+    }
+
+    fn template_table(&self) -> MutexGuard<'_, HashMap<TemplateName, Arc<Template>>> {
+        self.templates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the layers of a replaced or removed template back, unless sandboxes still hold it.
+    fn release_template(&self, template: Option<Arc<Template>>) {
+        let Some(template) = template.and_then(Arc::into_inner) else { return };
+        if let Err(error) = self.core.store.release(template.stack) {
+            tracing::error!(%error, "layers of a template stay until the next start");
+        }
+    }
+
+    /// All templates, by name.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub fn templates(&self) -> Result<Vec<TemplateInfo>> {
+        let mut infos: Vec<_> = self.template_table().values().map(|template| template.info.clone()).collect();
+        infos.sort_by(|left, right| left.name.cmp(&right.name));
+        for info in &mut infos {
+            info.sandboxes = self.sandboxes_of(&info.name);
+        }
+        Ok(infos)
+    }
+
+    fn sandboxes_of(&self, name: &TemplateName) -> usize {
+        self.sandboxes().iter().filter(|sandbox| sandbox.template.info.name == *name).count()
+    }
+
+    /// One template.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn template(&self, name: &TemplateName) -> Result<TemplateInfo> {
+        let mut info = self.find_template(name)?.info.clone();
+        info.sandboxes = self.sandboxes_of(name);
+        Ok(info)
+    }
+
+    pub(crate) fn find_template(&self, name: &TemplateName) -> Result<Arc<Template>> {
+        self.template_table().get(name).cloned().ok_or_else(|| {
+            let message = format!(
+                "no template {name}: `brood template ls` lists what there is, `brood template build {name} --from SOURCE` makes it"
+            );
+            EngineError::new(ErrorKind::NotFound, message)
+        })
+    }
+
+    /// How a template was made, newest first.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn template_history(&self, name: &TemplateName) -> Result<Vec<HistoryEntry>> {
+        self.find_template(name)?;
+        let mut history = self.catalog.history(name)?.unwrap_or_default();
+        history.reverse();
+        Ok(history)
+    }
+
+    /// Removes a template and the layers that nothing else uses.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` while sandboxes that came from it live.
+    pub fn remove_template(&self, name: &TemplateName) -> Result<()> {
+        self.find_template(name)?;
+        let live = self.sandboxes_of(name);
+        if live > 0 {
+            let message = format!("template {name} has {live} live sandboxes: kill them first (`brood ps`)");
+            return Err(EngineError::new(ErrorKind::Conflict, message));
+        }
+        self.catalog.remove_template(name)?;
+        let removed = self.template_table().remove(name);
+        self.release_template(removed);
+        self.release_cached_layers()?;
+        self.core.announce(EventObject::Template, name.as_str(), "remove", BTreeMap::new());
+        Ok(())
+    }
+
+    fn release_cached_layers(&self) -> Result<()> {
+        let used = self.template_table().values().flat_map(|template| template.stack.ids().cloned()).collect();
+        for layer in self.catalog.forget_unused_layers(&used)? {
+            let Ok(id) = layer.parse::<LayerId>() else { continue };
+            // Gone already, or still below a live sandbox: then it goes with that.
+            if let Ok(stack) = self.core.store.stack([&id]) {
+                self.core.store.release(stack).map_err(storage::store_error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a sandbox; it accepts tool calls when this returns.
+    ///
+    /// # Errors
+    /// `NotFound` for the template, `Invalid` for limits out of range, `Exhausted` when the host
+    /// has no room. Nothing is left behind then.
+    pub fn create(&self, request: CreateRequest) -> Result<Arc<Sandbox>> {
+        if self.stopped.load(Ordering::Acquire) {
+            return Err(EngineError::new(ErrorKind::Conflict, "the daemon is shutting down"));
+        }
+        let template = self.find_template(&request.template)?;
+        let stack = template.stack.clone();
+        self.create_on(request, template, stack)
+    }
+
+    /// As [`create`](Self::create), for a step of a build, on the layers so far.
+    pub(crate) fn create_for_build(
+        &self,
+        request: CreateRequest,
+        template: Arc<Template>,
+        stack: brood_deltafs::LayerStack,
+    ) -> Result<Arc<Sandbox>> {
+        self.create_on(request, template, stack)
+    }
+
+    fn create_on(
+        &self,
+        request: CreateRequest,
+        template: Arc<Template>,
+        stack: brood_deltafs::LayerStack,
+    ) -> Result<Arc<Sandbox>> {
+        check(&request)?;
+        let id = SandboxId::random();
+        let host_name = id.as_str()[..12].to_owned();
+        let disk = storage::make(&self.core.store, stack, request.limits.disk_bytes)?;
+        let made = storage::write_identity(&disk, &host_name, &self.settings.resolver, self.core.id_base)
+            .and_then(|()| SandboxCgroup::create(&self.cgroups, &id, &request.limits, self.core.id_base));
+        let cgroup = match made {
+            Ok(cgroup) => cgroup,
+            Err(error) => {
+                storage::discard(&self.core.store, disk);
+                return Err(error);
+            }
+        };
+        let launched = self.isolation.launch(&cgroup, std::os::fd::AsFd::as_fd(&disk.mount), &host_name);
+        let init = match launched {
+            Ok(init) => init,
+            Err(error) => {
+                cgroup.remove();
+                storage::discard(&self.core.store, disk);
+                return Err(error);
+            }
+        };
+        let attributes = BTreeMap::from([("template".to_owned(), request.template.to_string())]);
+        let parts = Parts { id: id.clone(), template, request, host_name, init, cgroup, disk };
+        let sandbox = Sandbox::start(&self.core, parts)?;
+        self.core.sandboxes.write().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), Arc::clone(&sandbox));
+        self.core.announce(EventObject::Sandbox, id.as_str(), "create", attributes);
+        Ok(sandbox)
+    }
+
+    /// A live sandbox.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn sandbox(&self, id: &SandboxId) -> Result<Arc<Sandbox>> {
+        let sandboxes = self.core.sandboxes.read().unwrap_or_else(PoisonError::into_inner);
+        sandboxes.get(id).cloned().ok_or_else(|| {
+            EngineError::new(ErrorKind::NotFound, format!("no sandbox {id}: `brood ps` lists the live ones"))
+        })
+    }
+
+    /// All live sandboxes, oldest first.
+    pub fn sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        let sandboxes = self.core.sandboxes.read().unwrap_or_else(PoisonError::into_inner);
+        let mut sandboxes: Vec<_> = sandboxes.values().cloned().collect();
+        sandboxes.sort_by_key(|sandbox| sandbox.created_ms());
+        sandboxes
+    }
+
+    /// Ends a sandbox; returns when nothing of it is left.
+    ///
+    /// # Errors
+    /// `NotFound`, also when somebody else is killing it.
+    pub fn kill(&self, id: &SandboxId) -> Result<()> {
+        self.sandbox(id)?.kill()
+    }
+
+    /// What happened and happens.
+    pub fn events(&self) -> EventLog {
+        self.core.events.clone()
+    }
+
+    /// Which way disk limits are kept on this host, or why not.
+    pub fn disk_limits(&self) -> brood_deltafs::LimitSupport {
+        self.core.store.limit_support()
+    }
+
+    /// Ends all sandboxes and the engine's threads, and removes its control groups.
+    pub fn shutdown(&self) {
+        if self.stopped.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        std::thread::scope(|scope| {
+            for sandbox in self.sandboxes() {
+                scope.spawn(move || sandbox.end_because("the daemon shuts down"));
+            }
+        });
+        self.core.janitor.stop();
+        self.core.reactor.stop();
+        self.cgroups.remove();
+        self.core.store.wait_removed();
+    }
+}
+
+fn check(request: &CreateRequest) -> Result<()> {
+    let limits = &request.limits;
+    let invalid = |message: String| Err(EngineError::new(ErrorKind::Invalid, message));
+    if limits.memory_bytes < limits::MEMORY_BYTES_MIN {
+        let least = limits::MEMORY_BYTES_MIN >> 20;
+        return invalid(format!(
+            "a memory limit of {} bytes is too small: {least} MiB is the least",
+            limits.memory_bytes
+        ));
+    }
+    if limits.pids < limits::PIDS_MIN {
+        return invalid(format!("a limit of {} tasks is too small: {} is the least", limits.pids, limits::PIDS_MIN));
+    }
+    if limits.cpus.is_some_and(|cpus| !(0.01..=4096.0).contains(&cpus)) {
+        return invalid(format!("{} processors make no sense: use 0.01 to 4096", limits.cpus.unwrap_or_default()));
+    }
+    let names = request.environment.keys().chain(request.labels.keys());
+    if let Some(name) = names.into_iter().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+        return invalid(format!("{name:?} cannot be a name"));
+    }
+    Ok(())
+}
