@@ -43,3 +43,35 @@ impl Drop for LockFile {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn one_holder_at_a_time_though_the_file_comes_and_goes() {
+        const THREADS: u32 = 8;
+        const ROUNDS: u32 = 100;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let held = AtomicBool::new(false);
+        let rounds = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        let _locked = LockFile::acquire(&path).unwrap();
+                        assert!(!held.swap(true, Ordering::SeqCst), "two holders");
+                        rounds.fetch_add(1, Ordering::SeqCst);
+                        std::thread::yield_now();
+                        held.store(false, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(rounds.into_inner(), THREADS * ROUNDS);
+        assert!(!path.exists());
+    }
+}

@@ -27,10 +27,20 @@ pub enum Source {
 /// A Debian suite and the packages wanted on top of a minimal system.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PackageSet {
+    pub(crate) suite: String,
+    pub(crate) packages: Vec<String>,
+}
+
+impl PackageSet {
     /// Name of the suite, such as `bookworm`.
-    pub suite: String,
+    pub fn suite(&self) -> &str {
+        &self.suite
+    }
+
     /// Packages, sorted, each once.
-    pub packages: Vec<String>,
+    pub fn packages(&self) -> &[String] {
+        &self.packages
+    }
 }
 
 /// A name in a registry that has been checked for syntax, such as `debian:12` or `registry:5000/team/app@sha256:…`.

@@ -39,7 +39,7 @@ fn left_behind(place: &Place) -> Vec<String> {
 #[test]
 fn a_small_system_is_installed_once_and_remembered() {
     need("mmdebstrap", "mmdebstrap");
-    let place = Place::new();
+    let place = Place::in_memory();
     let source: Source = "debian:bookworm+ed".parse().unwrap();
     let messages = Messages::default();
     let image = fetch(&source, &place.options(), &messages).unwrap_or_else(|error| panic!("{}", chain(&error)));
@@ -75,7 +75,7 @@ fn a_small_system_is_installed_once_and_remembered() {
 #[test]
 fn suites_and_packages_that_do_not_exist_are_named() {
     need("mmdebstrap", "mmdebstrap");
-    let place = Place::new();
+    let place = Place::in_memory();
     for (source, part) in [
         ("debian:bookworm+brood-no-such-package", "brood-no-such-package"),
         ("debian:brood-no-such-suite", "brood-no-such-suite"),
@@ -92,7 +92,7 @@ fn suites_and_packages_that_do_not_exist_are_named() {
 #[test]
 fn cancelling_ends_the_tool_and_leaves_nothing() {
     need("mmdebstrap", "mmdebstrap");
-    let place = Place::new();
+    let place = Place::in_memory();
     let source: Source = "debian:bookworm".parse().unwrap();
     let messages = Messages { cancel_on: "I: ", ..Messages::default() };
     let options = FetchOptions { refresh: true, ..place.options() };

@@ -11,7 +11,7 @@ use tar::EntryType;
 
 use crate::crafted::Crafted;
 use crate::images::random_bytes;
-use crate::support::{Place, chain};
+use crate::support::{MemoryDisk, Place, chain};
 
 /// The child process of the kill test finds its place here.
 const CHILD_PLACE: &str = "BROOD_IMAGE_TEST_PLACE";
@@ -81,44 +81,11 @@ fn a_killed_unpack_leaves_nothing_half_made() {
     assert_eq!(image.layers[0].notes.entries, 100);
 }
 
-/// A small file system of its own. Unmounted when dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(point: PathBuf, megabytes: u32) -> Self {
-        fs::create_dir_all(&point).unwrap();
-        let disk = Self(point);
-        disk.set_size(megabytes, rustix::mount::MountFlags::empty());
-        disk
-    }
-
-    fn set_size(&self, megabytes: u32, flags: rustix::mount::MountFlags) {
-        let options = std::ffi::CString::new(format!("size={megabytes}m,mode=0700")).unwrap();
-        if flags.is_empty() {
-            rustix::mount::mount("brood-test", &self.0, "tmpfs", flags, &*options).unwrap();
-        } else {
-            rustix::mount::mount_remount(&self.0, rustix::mount::MountFlags::empty(), &*options).unwrap();
-        }
-    }
-
-    fn grow(&self, megabytes: u32) {
-        self.set_size(megabytes, rustix::mount::MountFlags::RELATIME);
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        if let Err(error) = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH) {
-            eprintln!("cannot unmount {}: {error}", self.0.display());
-        }
-    }
-}
-
 #[test]
 fn a_full_disk_is_named_and_leaves_room_again() {
     let place = Place::new();
     write_archive(&place.path("archive.tar"), 200);
-    let disk = SmallDisk::mount(place.layers_dir(), 8);
+    let disk = MemoryDisk::mount(place.layers_dir(), 8);
     let source = format!("tar:{}", place.path("archive.tar").display());
     for _ in 0..3 {
         let error = place.fetch(&source).unwrap_err();

@@ -13,13 +13,22 @@ pub const BASE: u32 = 100_000_000;
 
 /// A directory with room for layers, cache and inputs; removed when dropped.
 pub struct Place {
+    /// Unmounted before the directory is removed.
+    _disk: Option<MemoryDisk>,
     dir: tempfile::TempDir,
 }
 
 impl Place {
     pub fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests need root: layers belong to shifted ids");
-        Self { dir: tempfile::tempdir().unwrap() }
+        Self { _disk: None, dir: tempfile::tempdir().unwrap() }
+    }
+
+    /// The same in memory: for what writes gigabytes, so that the test takes as long as the work and not as the disk.
+    pub fn in_memory() -> Self {
+        let place = Self::new();
+        let disk = MemoryDisk::mount(place.dir.path().to_owned(), 4096);
+        Self { _disk: Some(disk), ..place }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -45,6 +54,35 @@ impl Place {
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+}
+
+/// A file system of its own, of a known size. Unmounted when dropped.
+pub struct MemoryDisk(PathBuf);
+
+impl MemoryDisk {
+    pub fn mount(point: PathBuf, megabytes: u32) -> Self {
+        std::fs::create_dir_all(&point).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("brood-test", &point, "tmpfs", flags, &*Self::options(megabytes)).unwrap();
+        Self(point)
+    }
+
+    pub fn grow(&self, megabytes: u32) {
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount_remount(&self.0, flags, &*Self::options(megabytes)).unwrap();
+    }
+
+    fn options(megabytes: u32) -> std::ffi::CString {
+        std::ffi::CString::new(format!("size={megabytes}m,mode=0700")).unwrap()
+    }
+}
+
+impl Drop for MemoryDisk {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH) {
+            eprintln!("cannot unmount {}: {error}", self.0.display());
+        }
     }
 }
 

@@ -68,6 +68,10 @@ fn command(set: &PackageSet, apt: &AptConfiguration, work: &Path) -> Result<Comm
     command.arg("--dpkgopt=force-unsafe-io");
     if !set.packages.is_empty() {
         command.arg(format!("--include={}", set.packages.join(",")));
+        // Asked once the lists are there: a misspelt name is found before the system is installed and not after. The
+        // names hold nothing that a shell would interpret; `PackageSet` is only made by the parser of sources.
+        let simulate = "APT_CONFIG=\"$MMDEBSTRAP_APT_CONFIG\" apt-get --simulate --quiet=2 install";
+        command.arg(format!("--extract-hook={simulate} {} >/dev/null", set.packages.join(" ")));
     }
     for option in &apt.options {
         command.arg(format!("--aptopt={option}"));
