@@ -12,14 +12,14 @@ const PAGES: u64 = 24;
 const TEMPLATE_PAGES: u64 = 16;
 
 /// A well-spread number for `(seed, i)`.
-fn mix(seed: u64, i: u64) -> u64 {
+pub(crate) fn mix(seed: u64, i: u64) -> u64 {
     let mut x = seed ^ i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb) >> 17
 }
 
 /// Content like a heap's: small counters, pointers, text.
-fn heap_page(seed: u64) -> Box<Page> {
+pub(crate) fn heap_page(seed: u64) -> Box<Page> {
     let mut page = Box::new([0; PAGE_SIZE]);
     for (i, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let i = i as u64;

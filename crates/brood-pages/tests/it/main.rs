@@ -2,4 +2,5 @@
 
 mod cohort;
 mod corpus;
+mod hostile_frames;
 mod real_pages;
