@@ -36,6 +36,10 @@ impl<R: Read> Decompressor<R> {
             [0xfd, b'7', b'z', b'X', b'Z', ..] => {
                 Self::Xz(Box::new(XzReader::new_mem_limit(source, true, XZ_MEMORY_KIB_MAX)))
             }
+            [b'B', b'Z', b'h', ..] => {
+                let text = "the archive is compressed by bzip2, which is not supported; compress it by zstd or gzip";
+                return Err(io::Error::other(UnpackError::Corrupt(text.to_owned())));
+            }
             _ => Self::Plain(source),
         })
     }

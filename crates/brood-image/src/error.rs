@@ -121,7 +121,9 @@ impl UnpackError {
             Self::Corrupt(_) | Self::Compression { .. } | Self::DigestMismatch { .. } => ErrorKind::Corrupt,
             Self::DiskFull { .. } => ErrorKind::DiskFull,
             Self::Cancelled => ErrorKind::Cancelled,
-            Self::OtherIdRange { .. } | Self::IdRange { .. } | Self::Io { .. } => ErrorKind::Other,
+            Self::OtherIdRange { .. } | Self::OtherFormat { .. } | Self::IdRange { .. } | Self::Io { .. } => {
+                ErrorKind::Other
+            }
         }
     }
 }

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use crate::compression::{Decompressor, Guard};
 use crate::digest::{Digest, HashingReader};
 use crate::lock::LockFile;
-use crate::options::UnpackOptions;
+use crate::options::{IdShift, UnpackOptions};
 use crate::pipeline;
 use crate::progress::{Progress, ProgressItem};
 use crate::scratch::Scratch;
@@ -100,9 +100,13 @@ impl LayerStore {
         };
         let description: Description =
             serde_json::from_slice(&text).map_err(|error| io_error("understand", &path, io::Error::other(error)))?;
-        let wanted = self.options.id_shift.base;
-        if description.id_base != wanted || description.format != FORMAT {
-            return Err(UnpackError::OtherIdRange { digest: *diff_id, found: description.id_base, wanted });
+        if description.format != FORMAT {
+            return Err(UnpackError::OtherFormat { digest: *diff_id, found: description.format, wanted: FORMAT });
+        }
+        let wanted = self.options.id_shift;
+        let found = IdShift { base: description.id_base, count: description.id_count };
+        if found != wanted {
+            return Err(UnpackError::OtherIdRange { digest: *diff_id, found, wanted });
         }
         Ok(Some(self.layer(diff_id, description.notes)))
     }
@@ -224,10 +228,15 @@ impl LayerStore {
         }
         let to = self.layer_dir(diff_id);
         // Without a description it is no layer: the rest of one that was being removed by hand, say.
-        if to.exists() {
+        let replaces = to.exists();
+        if replaces {
             fs::rename(&to, partial.path().join("replaced")).map_err(|source| io_error("replace", &to, source))?;
         }
         fs::rename(partial.path(), &to).map_err(|source| io_error("name the layer", &to, source))?;
+        if replaces {
+            let replaced = to.join("replaced");
+            fs::remove_dir_all(&replaced).map_err(|source| io_error("remove", &replaced, source))?;
+        }
         if self.options.durable {
             let dir = &self.options.layers_dir;
             let opened = File::open(dir).and_then(|opened| opened.sync_all());

@@ -4,6 +4,7 @@ use std::io;
 
 use super::path::EntryPath;
 use crate::digest::Digest;
+use crate::options::IdShift;
 use crate::tar_stream::TarError;
 
 /// What is wrong with an entry that is refused.
@@ -130,15 +131,28 @@ pub enum UnpackError {
     },
     /// The layer exists, unpacked for another range of ids.
     #[error(
-        "layer {digest} was unpacked for ids from {found}, but {wanted} is configured; \
-         restore that setting or remove the layer's directory"
+        "layer {digest} was unpacked for {} ids from {}, but {} from {} are configured; \
+         restore that setting or remove the layer's directory",
+        .found.count, .found.base, .wanted.count, .wanted.base
     )]
     OtherIdRange {
         /// The layer.
         digest: Digest,
-        /// Base of the range it was unpacked for.
+        /// The range it was unpacked for.
+        found: IdShift,
+        /// The range that is configured.
+        wanted: IdShift,
+    },
+    /// The layer exists, unpacked by another version of this program in another way.
+    #[error(
+        "layer {digest} was unpacked in format {found}, this version makes format {wanted}; remove the layer's directory"
+    )]
+    OtherFormat {
+        /// The layer.
+        digest: Digest,
+        /// Its format.
         found: u32,
-        /// Base of the range that is configured.
+        /// The format of this version.
         wanted: u32,
     },
     /// The configured range leaves the 32 bits that ids have.

@@ -379,4 +379,5 @@ fn damaged_compression_is_told_apart() {
         target.refuses(&damaged, ErrorKind::Corrupt, "get");
     }
     target.refuses(&[0xfd, b'7', b'z', b'X', b'Z', 0, 1, 2, 3], ErrorKind::Corrupt, "xz");
+    target.refuses(b"BZh91AY&SY", ErrorKind::Corrupt, "bzip2");
 }

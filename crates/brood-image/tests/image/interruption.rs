@@ -121,7 +121,7 @@ fn cancelling_leaves_nothing() {
 }
 
 #[test]
-fn layers_of_another_range_of_ids_are_not_taken_for_ours() {
+fn layers_that_are_not_as_we_would_make_them_are_not_used() {
     let place = Place::new();
     write_archive(&place.path("archive.tar"), 1);
     let source: Source = format!("tar:{}", place.path("archive.tar").display()).parse().unwrap();
@@ -137,6 +137,18 @@ fn layers_of_another_range_of_ids_are_not_taken_for_ours() {
     let store = LayerStore::open(&UnpackOptions::new(place.layers_dir())).unwrap();
     assert_eq!(store.list().unwrap(), [image.layers[0].diff_id]);
     assert_eq!(store.get(&image.layers[0].diff_id).unwrap().as_ref(), Some(&image.layers[0]));
+    let description = image.layers[0].path.with_file_name("layer.json");
+    let text = fs::read_to_string(&description).unwrap();
+    fs::write(&description, text.replace("\"format\": 1", "\"format\": 999")).unwrap();
+    let error = store.get(&image.layers[0].diff_id).unwrap_err();
+    assert!(chain(&error).contains("format 999"), "{}", chain(&error));
+    // Without its description it is no layer, and is replaced by one.
+    fs::remove_file(&description).unwrap();
+    fs::write(image.layers[0].path.join("stray"), "x").unwrap();
+    let again = place.fetch(&source.to_string()).unwrap();
+    assert_eq!(again.layers, image.layers);
+    assert!(!again.layers[0].path.join("stray").exists());
+    assert_eq!(fs::read_dir(place.layers_dir().join(again.layers[0].diff_id.hex())).unwrap().count(), 2);
     assert!(store.remove(&image.layers[0].diff_id).unwrap());
     assert!(!store.remove(&image.layers[0].diff_id).unwrap());
     assert_eq!(place.names_in_layers_dir(), [""; 0]);
