@@ -1,11 +1,11 @@
-//! Extended attributes of objects in layers.
+//! Extended attributes and times of objects in layers.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
+use rustix::fs::{Stat, Timespec, Timestamps, XattrFlags, lgetxattr, llistxattr, lsetxattr};
 use rustix::io::Errno;
 
 use crate::error::{Named, Result};
@@ -46,4 +46,13 @@ pub(crate) fn write(path: &Path, attributes: &BTreeMap<Vec<u8>, Vec<u8>>) -> Res
         lsetxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty()).named("set attribute of", path)?;
     }
     Ok(())
+}
+
+/// Access and modification time of a status.
+pub(crate) fn times(status: &Stat) -> Timestamps {
+    let time = |seconds: i64, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds.cast_signed() };
+    Timestamps {
+        last_access: time(status.st_atime, status.st_atime_nsec),
+        last_modification: time(status.st_mtime, status.st_mtime_nsec),
+    }
 }

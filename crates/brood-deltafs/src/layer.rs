@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::home::Home;
 use crate::id::LayerId;
+use crate::usage::DiskUsage;
 
 /// Most layers that are mounted at once. A look-up that misses costs about a
 /// microsecond a layer, so stacks are squashed long before; the kernel itself
@@ -20,11 +21,13 @@ pub struct Layer(pub(crate) Arc<LayerInner>);
 pub(crate) struct LayerInner {
     pub(crate) id: LayerId,
     pub(crate) path: PathBuf,
+    /// What it occupies, once somebody has asked.
+    pub(crate) usage: OnceLock<DiskUsage>,
 }
 
 impl Layer {
     pub(crate) fn new(id: LayerId, path: PathBuf) -> Self {
-        Self(Arc::new(LayerInner { id, path }))
+        Self(Arc::new(LayerInner { id, path, usage: OnceLock::new() }))
     }
 
     /// Its id.

@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod carry;
 mod diff;
 mod error;
 mod ext4_image;
@@ -39,6 +40,7 @@ mod system_layer;
 mod trash;
 mod tree;
 mod upper;
+mod usage;
 
 pub use diff::{Change, ChangeKind, Diff};
 pub use error::{Result, StoreError};
@@ -53,3 +55,4 @@ pub use swap::{RootSwapper, SwapError};
 pub use system_layer::SystemLayers;
 pub use tree::FileTree;
 pub use upper::Upper;
+pub use usage::DiskUsage;

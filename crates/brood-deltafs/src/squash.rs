@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, Timespec, Timestamps, XattrFlags, linkat, lsetxattr, mkdirat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, XattrFlags, linkat, lsetxattr, mkdirat};
 use rustix::io::Errno;
 
 use crate::attributes;
@@ -161,7 +161,7 @@ impl Merge<'_> {
         std::os::unix::fs::fchown(target, Some(status.st_uid), Some(status.st_gid))
             .named("set owner of", &host_path)?;
         rustix::fs::fchmod(target, Mode::from_raw_mode(status.st_mode)).named("set mode of", &host_path)?;
-        rustix::fs::futimens(target, &times(&status)).named("set times of", &host_path)
+        rustix::fs::futimens(target, &attributes::times(&status)).named("set times of", &host_path)
     }
 }
 
@@ -217,14 +217,6 @@ fn copy_file(
     let copied = attributes::read(&from).and_then(|attributes| attributes::write(&to, &attributes));
     copied.map_err(std::io::Error::other)?;
     rustix::fs::chmodat(CWD, &to, Mode::from_raw_mode(status.st_mode), AtFlags::empty())?;
-    rustix::fs::utimensat(CWD, &to, &times(status), AtFlags::SYMLINK_NOFOLLOW)?;
+    rustix::fs::utimensat(CWD, &to, &attributes::times(status), AtFlags::SYMLINK_NOFOLLOW)?;
     Ok(())
-}
-
-fn times(status: &Stat) -> Timestamps {
-    let time = |seconds: i64, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds.cast_signed() };
-    Timestamps {
-        last_access: time(status.st_atime, status.st_atime_nsec),
-        last_modification: time(status.st_mtime, status.st_mtime_nsec),
-    }
 }

@@ -174,7 +174,7 @@ impl Store {
     /// [`StoreError::NoUpper`].
     pub fn upper(&self, id: &UpperId) -> Result<Upper> {
         for home in self.homes() {
-            let upper = Upper { id: id.clone(), directory: home.uppers().join(id.as_str()) };
+            let upper = Upper::new(id.clone(), home.uppers().join(id.as_str()));
             if upper.changes().is_dir() {
                 return Ok(upper);
             }

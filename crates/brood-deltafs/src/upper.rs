@@ -3,22 +3,34 @@
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use crate::error::{Named, Result};
 use crate::home::Home;
 use crate::id::{UpperId, random_name};
+use crate::usage::Taken;
 
 /// Name of the directory with the changes, inside the upper's own.
 pub(crate) const CHANGES: &str = "upper";
 
 /// A directory that takes the changes of one sandbox, with the scratch space
 /// that the kernel needs beside it. Dropping the value deletes nothing.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Upper {
     pub(crate) id: UpperId,
     /// Holds `upper` and one `work.*` for each mount.
     pub(crate) directory: PathBuf,
+    /// What the changes occupied when somebody last asked.
+    pub(crate) usage: Mutex<Option<Taken>>,
 }
+
+impl PartialEq for Upper {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Upper {}
 
 impl Upper {
     /// Makes an empty upper in `home` whose root looks like `root`: the root
@@ -32,7 +44,12 @@ impl Upper {
         copy_root(root, &changes)?;
         let directory = home.uppers().join(id.as_str());
         fs::rename(&half_made, &directory).named("rename", &half_made)?;
-        Ok(Self { id, directory })
+        Ok(Self::new(id, directory))
+    }
+
+    /// The upper `id` in `directory`, whether it is there or not.
+    pub(crate) fn new(id: UpperId, directory: PathBuf) -> Self {
+        Self { id, directory, usage: Mutex::default() }
     }
 
     pub(crate) fn home(&self) -> Home {

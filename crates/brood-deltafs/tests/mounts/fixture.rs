@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use brood_deltafs::{Layer, LayerId, LayerStack, OverlayMount, Store, SystemLayers, Upper};
-use brood_kernel::mount::descriptor_path;
+use brood_kernel::mount::{attach_on, descriptor_path, detach, open_directory};
 
 pub const ID_BASE: u32 = 100_000_000;
 
@@ -95,5 +95,34 @@ impl Mounted {
 
     pub fn exists(&self, path: &str) -> bool {
         fs::symlink_metadata(self.path.join(path)).is_ok()
+    }
+}
+
+/// A mount that is attached, for programs that ask for their working directory.
+pub struct Attached {
+    pub path: PathBuf,
+}
+
+impl Attached {
+    pub fn new(place: &Place, stack: &LayerStack, upper: &Upper) -> Self {
+        let path = place.directory.path().join(format!("mount-{}", upper.id()));
+        fs::create_dir(&path).unwrap();
+        let overlay = OverlayMount::mount(stack, upper).unwrap();
+        attach_on(overlay.as_fd(), open_directory(&path).unwrap().as_fd()).unwrap();
+        Self { path }
+    }
+
+    /// Mounts something else in its place; whoever has files open keeps them.
+    pub fn replace(&mut self, stack: &LayerStack, upper: &Upper) {
+        let overlay = OverlayMount::mount(stack, upper).unwrap();
+        detach(&self.path).unwrap();
+        attach_on(overlay.as_fd(), open_directory(&self.path).unwrap().as_fd()).unwrap();
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        detach(&self.path).unwrap();
+        fs::remove_dir(&self.path).unwrap();
     }
 }
