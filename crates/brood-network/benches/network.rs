@@ -93,6 +93,150 @@ mod measure {
         .join(",")
     }
 
+<<<<<<< HEAD
+=======
+    const STREAM_BYTES: usize = 64 << 20;
+    const ROUNDS: usize = 31;
+
+    /// Bytes per second from a client in `from` to a server at `address` in `to`, or the other way.
+    fn rate(from: &Namespace, to: &Namespace, address: &str, is_download: bool) -> f64 {
+        let listener = to.run(|| TcpListener::bind(address).expect("a free port"));
+        let sender = |mut stream: TcpStream| {
+            let part = vec![7; 256 << 10];
+            for _ in 0..STREAM_BYTES / part.len() {
+                stream.write_all(&part).expect("sent");
+            }
+        };
+        let receiver = |mut stream: TcpStream| {
+            let mut part = vec![0; 256 << 10];
+            while stream.read(&mut part).expect("received") > 0 {}
+        };
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (stream, _) = listener.accept().expect("connected");
+                if is_download { sender(stream) } else { receiver(stream) }
+            });
+            from.run(|| {
+                let stream = TcpStream::connect(address).expect("connected");
+                if is_download { receiver(stream) } else { sender(stream) }
+            });
+        });
+        STREAM_BYTES as f64 / start.elapsed().as_secs_f64()
+    }
+
+    /// Two ways alternately, so that other work on the machine meets both; the medians, in MB/s, and their ratio.
+    fn compare(name: &str, plain: impl Fn() -> f64, ours: impl Fn() -> f64) -> String {
+        let mut rates: [Vec<f64>; 2] = [Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS {
+            rates[0].push(plain());
+            rates[1].push(ours());
+        }
+        let [plain, ours] = rates.map(|mut rates| {
+            rates.sort_unstable_by(f64::total_cmp);
+            rates[ROUNDS / 2] / 1e6
+        });
+        format!("\"{name}\":{{\"plain\":{plain:.0},\"sandbox\":{ours:.0},\"ratio\":{:.3}}}", ours / plain)
+    }
+
+    /// To and from a server on the host: over a veth without any rules (in another host's network, since rules see all
+    /// packets of their own), and out of a sandbox. Then to a server behind the host, with address translation.
+    fn throughput(world: &World, network: &Network) -> String {
+        let bare_host = Namespace::new();
+        let bare = Namespace::new();
+        bare_host.connect_to(&bare, "bare0", "10.66.0.1/24", "10.66.0.2/24");
+        let far = Namespace::new();
+        bare_host.connect_to(&far, "far0", "10.67.0.1/24", "10.67.0.2/24");
+        bare_host.shell("echo 1 > /proc/sys/net/ipv4/ip_forward");
+        bare.shell("ip route add default via 10.66.0.1");
+        far.shell("ip route add default via 10.67.0.1");
+        let sandbox = Namespace::new();
+        let mut policy = NetworkPolicy::all();
+        policy.open = ["10.77.0.2".parse().expect("an address")].into();
+        let attachment = network.attach(sandbox.descriptor(), policy).expect("attached");
+        let mut parts = Vec::new();
+        for (direction, is_download) in [("upload", false), ("download", true)] {
+            parts.push(compare(
+                &format!("host_{direction}_mbps"),
+                || rate(&bare, &bare_host, "10.66.0.1:7000", is_download),
+                || rate(&sandbox, &world.host, "10.77.0.2:7000", is_download),
+            ));
+            parts.push(compare(
+                &format!("beyond_{direction}_mbps"),
+                || rate(&bare, &far, "10.67.0.2:7000", is_download),
+                || rate(&sandbox, &world.internet, "203.0.113.1:7000", is_download),
+            ));
+        }
+        attachment.detach();
+        parts.join(",")
+    }
+
+    fn loopback(network: &Network) -> String {
+        let bare = Namespace::new();
+        bare.shell("ip link set lo up");
+        let sandbox = Namespace::new();
+        let attachment = network.attach(sandbox.descriptor(), NetworkPolicy::all()).expect("attached");
+        let part = compare(
+            "loopback_mbps",
+            || rate(&bare, &bare, "127.0.0.1:7000", false),
+            || rate(&sandbox, &sandbox, "127.0.0.1:7000", false),
+        );
+        attachment.detach();
+        part
+    }
+
+    /// Five hundred attached at once, each of which gets out.
+    fn many(world: &World, network: &Network) -> String {
+        const COUNT: usize = 500;
+        let namespaces: Vec<Namespace> = (0..COUNT).map(|_| Namespace::new()).collect();
+        let listener = world.internet.run(|| TcpListener::bind("203.0.113.1:8000").expect("a free port"));
+        let server = std::thread::spawn(move || {
+            for _ in 0..COUNT {
+                let (mut stream, _) = listener.accept().expect("connected");
+                stream.write_all(b"x").expect("sent");
+            }
+        });
+        let mut attach_ms = Vec::new();
+        let mut attachments = Vec::new();
+        for namespace in &namespaces {
+            let start = Instant::now();
+            attachments.push(network.attach(namespace.descriptor(), NetworkPolicy::all()).expect("attached"));
+            attach_ms.push(start.elapsed());
+        }
+        let mut connect_ms = Vec::new();
+        for namespace in &namespaces {
+            connect_ms.push(namespace.run(|| {
+                let start = Instant::now();
+                let mut stream = TcpStream::connect("203.0.113.1:8000").expect("connected");
+                stream.read_exact(&mut [0]).expect("received");
+                start.elapsed()
+            }));
+        }
+        server.join().expect("all were served");
+        let start = Instant::now();
+        let last = attachments.pop().expect("there are many");
+        drop(attachments);
+        last.detach();
+        let detached_s = start.elapsed().as_secs_f64();
+        [
+            quantiles("attach_500_ms", attach_ms),
+            quantiles("connect_500_ms", connect_ms),
+            format!("\"detach_500_s\":{detached_s:.3}"),
+        ]
+        .join(",")
+    }
+
+    fn descriptors() -> usize {
+        std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").count()
+    }
+
+    fn resident_kb() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+        line.trim().trim_end_matches(" kB").parse().expect("a number")
+    }
+
+>>>>>>> a28a0c5 (network: documentation, a look at the host, registry settings)
     fn cycles(world: &World, network: &Network) -> String {
         const COUNT: usize = 1000;
         let before = world.host.shell("ip -o link | wc -l; nft list ruleset | wc -l; ls /proc/$PPID/fd | wc -l");

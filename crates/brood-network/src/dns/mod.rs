@@ -94,6 +94,11 @@ impl NameServer {
     }
 }
 
+/// The name servers that the host names.
+pub(crate) fn host_name_servers() -> Vec<SocketAddr> {
+    upstream::Upstreams::new(&[]).current().to_vec()
+}
+
 fn bind_all(addresses: &[IpAddr]) -> io::Result<(u16, Sockets)> {
     let mut sockets = Sockets { udp: Vec::new(), tcp: Vec::new() };
     let mut port = 0;

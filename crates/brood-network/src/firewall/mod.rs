@@ -40,6 +40,7 @@ use expression::Family;
 pub(crate) use group_chain::GroupId;
 pub(crate) use policy_chain::PolicyId;
 pub(crate) use skeleton::never;
+pub(crate) use transaction::Hook;
 use transaction::Transaction;
 
 pub(crate) use expression::octets;
@@ -113,6 +114,16 @@ pub(crate) fn switched_on_by_predecessor(table: &str) -> Result<SwitchedOn, Netl
         }
     };
     Ok(SwitchedOn { forwarding_v4: is_there(skeleton::OTHERS_V4)?, forwarding_v6: is_there(skeleton::OTHERS_V6)? })
+}
+
+/// The chains of all tables in the namespace that are run at `hook` and drop what they do not accept, with their tables.
+pub(crate) fn dropping_chains(hook: Hook) -> Result<Vec<(String, String)>, NetlinkError> {
+    let mut found = Vec::new();
+    let (purpose, request) = transaction::list_chains();
+    Socket::netfilter()?.dump(purpose, &request, |payload| {
+        found.extend(transaction::dropping_chain(payload, hook));
+    })?;
+    Ok(found)
 }
 
 impl Firewall {

@@ -2,8 +2,10 @@
 
 use std::net::IpAddr;
 
-use netlink_bindings::nftables::{Nfgenmsg, PushSetelemAttrs, Request, SetElemFlags, SetFlags, VerdictCode};
-use netlink_bindings::traits::Pusher;
+use netlink_bindings::nftables::{
+    Nfgenmsg, OpGetchainDump, PushSetelemAttrs, Request, SetElemFlags, SetFlags, VerdictCode,
+};
+use netlink_bindings::traits::{NetlinkRequest, Pusher};
 use netlink_bindings::utils::{finalize_nested_header, push_nested_header};
 
 use super::expression::{Family, Rule, octets};
@@ -324,6 +326,26 @@ pub(super) fn get_chain(batch: &mut Batch, table: &str, chain: &str) {
     request.encode().push_table_bytes(table.as_bytes()).push_name_bytes(chain.as_bytes());
     batch.push("look for a chain", &request);
     batch.acknowledge_last();
+}
+
+/// Asks for the chains of all tables.
+pub(super) fn list_chains() -> (&'static str, OpGetchainDump<'static>) {
+    ("list the chains of the packet filter", Request::new().op_getchain_dump(&Nfgenmsg::new()))
+}
+
+/// The table and the name of a chain in an answer to [`list_chains`], if it is run at `hook` for IP packets and drops what
+/// it does not accept.
+pub(super) fn dropping_chain(payload: &[u8], hook: Hook) -> Option<(String, String)> {
+    /// `NFPROTO_INET`, `NFPROTO_IPV4`, `NFPROTO_IPV6`.
+    const FAMILIES: [u8; 3] = [1, 2, 10];
+    let (header, attributes) = <OpGetchainDump<'_> as NetlinkRequest>::decode_reply(payload);
+    let number = attributes.get_hook().ok()?.get_num().ok()?;
+    let is_dropping = attributes.get_policy().is_ok_and(|policy| policy == VerdictCode::Drop as u32);
+    if !FAMILIES.contains(&header.nfgen_family) || number != hook as u32 || !is_dropping {
+        return None;
+    }
+    let text = |name: &std::ffi::CStr| name.to_string_lossy().into_owned();
+    Some((text(attributes.get_table().ok()?), text(attributes.get_name().ok()?)))
 }
 
 fn inet() -> Nfgenmsg {

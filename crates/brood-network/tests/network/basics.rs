@@ -165,3 +165,23 @@ fn what_is_prepared_is_cut_off_until_it_is_attached() {
     let prepared = network.prepare(Namespace::new().descriptor()).unwrap();
     drop(prepared);
 }
+
+#[test]
+fn what_the_host_lacks_is_found() {
+    let world = World::new();
+    let examine = |namespace: &Namespace| namespace.run(|| brood_network::examine("brood"));
+    let is_name_server = |finding: &brood_network::Finding| matches!(finding, brood_network::Finding::NoNameServer);
+    let network = world.start(World::configuration());
+    assert!(examine(&world.host).iter().all(is_name_server));
+    // As container engines and host firewalls do.
+    world.host.shell(
+        "nft 'add table ip filter; add chain ip filter FORWARD { type filter hook forward priority 0; policy drop; };
+              add table inet guard; add chain inet guard in { type filter hook input priority 0; policy drop; }'",
+    );
+    let findings: Vec<String> = examine(&world.host).iter().map(ToString::to_string).collect();
+    assert!(findings.iter().any(|text| text.contains("\"FORWARD\"") && text.contains("oifname")), "{findings:?}");
+    assert!(findings.iter().any(|text| text.contains("\"in\"")), "{findings:?}");
+    drop(network);
+    let bare = Namespace::new();
+    assert!(examine(&bare).contains(&brood_network::Finding::NoDefaultRoute));
+}
