@@ -11,6 +11,8 @@ fn main() {
 mod world;
 
 mod measure {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
     use std::time::{Duration, Instant};
 
     use brood_network::{Network, NetworkPolicy};
@@ -21,7 +23,13 @@ mod measure {
     pub fn all() -> String {
         let world = World::new();
         let network = world.start(World::configuration());
-        let parts = [prepare(&network), cycles(&world, &network)];
+        let parts = [
+            prepare(&network),
+            throughput(&world, &network),
+            loopback(&network),
+            many(&world, &network),
+            cycles(&world, &network),
+        ];
         format!("{{{}}}", parts.join(","))
     }
 
@@ -93,8 +101,6 @@ mod measure {
         .join(",")
     }
 
-<<<<<<< HEAD
-=======
     const STREAM_BYTES: usize = 64 << 20;
     const ROUNDS: usize = 31;
 
@@ -236,10 +242,16 @@ mod measure {
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
->>>>>>> a28a0c5 (network: documentation, a look at the host, registry settings)
     fn cycles(world: &World, network: &Network) -> String {
         const COUNT: usize = 1000;
-        let before = world.host.shell("ip -o link | wc -l; nft list ruleset | wc -l; ls /proc/$PPID/fd | wc -l");
+        let count = || {
+            (
+                world.host.shell("ip -o link | wc -l; nft list ruleset | wc -l; wc -l < /proc/net/nf_conntrack"),
+                descriptors(),
+            )
+        };
+        let before = count();
+        let before_kb = resident_kb();
         let mut cycle_ms = Vec::new();
         for _ in 0..COUNT {
             let namespace = Namespace::new();
@@ -247,8 +259,8 @@ mod measure {
             network.attach(namespace.descriptor(), NetworkPolicy::all()).expect("attached").detach();
             cycle_ms.push(start.elapsed());
         }
-        let after = world.host.shell("ip -o link | wc -l; nft list ruleset | wc -l; ls /proc/$PPID/fd | wc -l");
-        assert_eq!(before, after, "links, rules and descriptors after {COUNT} cycles");
-        quantiles("attach_detach_ms", cycle_ms)
+        assert_eq!(before, count(), "links, rules, connections and descriptors after {COUNT} cycles");
+        let grown_kb = resident_kb().saturating_sub(before_kb);
+        format!("{},\"resident_growth_kb\":{grown_kb}", quantiles("attach_detach_ms", cycle_ms))
     }
 }

@@ -10,6 +10,7 @@ use crate::dns::LookUp;
 use crate::firewall::{AppliedPolicy, Port};
 use crate::inward::{self, ConnectError};
 use crate::janitor::{JanitorHandle, Removal};
+use crate::netlink::connections;
 use crate::network::{Filter, NetworkError, Shared, lock};
 use crate::policy::NetworkPolicy;
 use crate::port_forward::{PortForward, Target};
@@ -135,6 +136,22 @@ impl Attachment {
             return Err(error.into());
         }
         state.groups.push(joined);
+        Ok(())
+    }
+
+    /// Ends all connections to the outside, as it must be when the sandbox is put back to an earlier state: what the other
+    /// sides still send is answered by a reset.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn reset_connections(&self) -> Result<(), NetworkError> {
+        let Connection { shared, port, slot, .. } = &self.connection;
+        shared.relay.cut(*slot);
+        let mut tracked = lock(&shared.tracked);
+        connections::forget(&mut tracked, &[port.outside_v4])?;
+        if shared.configuration.with_ipv6 {
+            connections::forget(&mut tracked, &[port.outside_v6])?;
+        }
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use crate::address::Slot;
 use crate::firewall::{DeviceGroup, Port, RemovedPort};
 use crate::netlink::NetlinkError;
+use crate::netlink::connections;
 use crate::netlink::link;
 use crate::netlink::socket::Socket;
 use crate::network::{Filter, NetworkError, Shared, lock};
@@ -46,11 +47,12 @@ pub(crate) struct JanitorHandle(Sender<Message>);
 impl Janitor {
     pub(crate) fn start(shared: Arc<Shared>) -> Result<Self, NetworkError> {
         let (sender, receiver) = channel();
-        // A socket of its own: others must not wait while links are deleted.
+        // Sockets of its own: others must not wait while links are deleted.
         let links = Socket::route()?;
+        let tracked = Socket::netfilter()?;
         let thread = std::thread::Builder::new()
             .name("network-janitor".to_owned())
-            .spawn(move || work(&shared, links, &receiver))
+            .spawn(move || work(&shared, links, tracked, &receiver))
             .map_err(|source| NetworkError::Socket { action: "start the thread that removes connections", source })?;
         Ok(Self { handle: JanitorHandle(sender), thread: Some(thread) })
     }
@@ -89,7 +91,7 @@ impl JanitorHandle {
     }
 }
 
-fn work(shared: &Shared, mut links: Socket, receiver: &Receiver<Message>) {
+fn work(shared: &Shared, mut links: Socket, mut tracked: Socket, receiver: &Receiver<Message>) {
     while let Ok(first) = receiver.recv() {
         let mut removals = Vec::new();
         let mut waiting = Vec::new();
@@ -103,7 +105,7 @@ fn work(shared: &Shared, mut links: Socket, receiver: &Receiver<Message>) {
             }
             next = if removals.len() < BATCH_MAX { receiver.try_recv().ok() } else { None };
         }
-        take_down(shared, &mut links, removals);
+        take_down(shared, &mut links, &mut tracked, removals);
         for sender in waiting {
             sender.send(()).ok();
         }
@@ -113,7 +115,7 @@ fn work(shared: &Shared, mut links: Socket, receiver: &Receiver<Message>) {
     }
 }
 
-fn take_down(shared: &Shared, links: &mut Socket, removals: Vec<Removal>) {
+fn take_down(shared: &Shared, links: &mut Socket, tracked: &mut Socket, removals: Vec<Removal>) {
     if removals.is_empty() {
         return;
     }
@@ -125,6 +127,9 @@ fn take_down(shared: &Shared, links: &mut Socket, removals: Vec<Removal>) {
     }
     let interfaces: Vec<_> = removals.iter().map(|removal| removal.port.interface).collect();
     let doomed = DeviceGroup::of(&shared.configuration.instance).doomed();
+    if let Err(error) = forget_connections(shared, tracked, &removals) {
+        tracing::warn!(error = &error as &dyn std::error::Error, "connections of sandboxes are still tracked");
+    }
     match link::delete_all(links, &interfaces, doomed) {
         Ok(()) => {
             let mut slots = lock(&shared.slots);
@@ -139,6 +144,17 @@ fn take_down(shared: &Shared, links: &mut Socket, removals: Vec<Removal>) {
             "the veths of sandboxes could not be deleted"
         ),
     }
+}
+
+/// Makes the kernel forget the connections of sandboxes that are gone.
+fn forget_connections(shared: &Shared, tracked: &mut Socket, removals: &[Removal]) -> Result<(), NetlinkError> {
+    let of_v4: Vec<_> = removals.iter().map(|removal| removal.port.outside_v4).collect();
+    connections::forget(tracked, &of_v4)?;
+    if shared.configuration.with_ipv6 {
+        let of_v6: Vec<_> = removals.iter().map(|removal| removal.port.outside_v6).collect();
+        connections::forget(tracked, &of_v6)?;
+    }
+    Ok(())
 }
 
 /// Takes sandboxes out of the packet filter.

@@ -80,7 +80,7 @@ pub enum NetworkError {
 
 /// Everything that attachments and threads share.
 ///
-/// Lock order: `filter`, then `links`, then `slots`, then `sandboxes`, then a sandbox's own state.
+/// Lock order: `filter`, then a sandbox's own state; none of the others is held while another one is taken.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) configuration: NetworkConfiguration,
@@ -90,6 +90,8 @@ pub(crate) struct Shared {
     pub(crate) relay: RelayHandle,
     pub(crate) filter: Mutex<Filter>,
     pub(crate) links: Mutex<Socket>,
+    /// For the table of connections.
+    pub(crate) tracked: Mutex<Socket>,
     pub(crate) slots: Mutex<Slots>,
     pub(crate) sandboxes: RwLock<HashMap<Slot, Arc<Sandbox>>>,
 }
@@ -164,6 +166,7 @@ impl Network {
             relay: relay.handle(),
             filter: Mutex::new(Filter { firewall, policies, groups: Groups::default() }),
             links: Mutex::new(links),
+            tracked: Mutex::new(Socket::netfilter()?),
             slots: Mutex::new(Slots::new()),
             sandboxes: RwLock::new(HashMap::new()),
         });

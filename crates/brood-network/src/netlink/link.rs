@@ -258,7 +258,8 @@ pub(crate) fn list_by_prefix(socket: &mut Socket, prefix: &str) -> Result<Vec<In
     Ok(found)
 }
 
-fn family(address: IpAddr) -> u8 {
+/// The address family as netlink headers hold it.
+pub(crate) fn family(address: IpAddr) -> u8 {
     let family = match address {
         IpAddr::V4(_) => rustix::net::AddressFamily::INET,
         IpAddr::V6(_) => rustix::net::AddressFamily::INET6,

@@ -5,6 +5,7 @@
 //! makes an attachment cheap.
 
 pub(crate) mod batch;
+pub(crate) mod connections;
 pub(crate) mod link;
 pub(crate) mod socket;
 

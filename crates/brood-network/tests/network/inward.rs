@@ -138,3 +138,29 @@ fn single_addresses_can_be_opened_against_the_rule() {
     attachment.set_policy(NetworkPolicy::none()).unwrap();
     assert_refused(fetch(&inside, "10.77.0.2:8000"));
 }
+
+#[test]
+fn connections_are_forgotten_on_demand_and_with_the_sandbox() {
+    let world = World::new();
+    let network = world.start(World::configuration());
+    let (inside, attachment) = sandbox(&network, NetworkPolicy::all());
+    let (other, _other) = sandbox(&network, NetworkPolicy::all());
+    let _server = echo(&world.internet, "203.0.113.1:8000");
+    let connect = |from: &Namespace| {
+        let mut stream = from.run(|| TcpStream::connect("203.0.113.1:8000").unwrap());
+        stream.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        stream
+    };
+    let tracked = || {
+        world.host.shell("grep -c 'dport=8000.*ESTABLISHED\\|ESTABLISHED.*dport=8000' /proc/net/nf_conntrack || true")
+    };
+    let _streams = [connect(&inside), connect(&other)];
+    assert_eq!(tracked().trim(), "2");
+    attachment.reset_connections().unwrap();
+    assert_eq!(tracked().trim(), "1");
+    let _again = connect(&inside);
+    assert_eq!(tracked().trim(), "2");
+    attachment.detach();
+    assert_eq!(tracked().trim(), "1");
+}
