@@ -76,6 +76,10 @@ impl Diff {
         Self { old, new, common_layers, pending: vec![roots] }
     }
 
+    pub(crate) fn new_tree(&self) -> &FileTree {
+        &self.new
+    }
+
     fn compare(&mut self, path: &Path, old: Option<&Directory>, new: Option<&Directory>) -> Result<()> {
         let shared = self.shared_parts(old, new);
         let old_open = old.map(|directory| OpenDirectory::new(&self.old, directory));

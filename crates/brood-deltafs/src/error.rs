@@ -101,6 +101,12 @@ pub enum StoreError {
         /// Another.
         other: LayerId,
     },
+    /// A name that means something else in the layer of an image.
+    #[error("{} cannot be in the layer of an image: the format takes such a name for a removal", path.display())]
+    NotExportable {
+        /// The path inside.
+        path: PathBuf,
+    },
     /// The kernel refused to mount a stack.
     #[error("mounting the stack on top of layer {top}")]
     Mount {

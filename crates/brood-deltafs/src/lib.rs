@@ -25,6 +25,7 @@ mod attributes;
 mod carry;
 mod diff;
 mod error;
+mod export;
 mod ext4_image;
 mod failure_point;
 mod freeze;
@@ -44,6 +45,7 @@ mod usage;
 
 pub use diff::{Change, ChangeKind, Diff};
 pub use error::{Result, StoreError};
+pub use export::export_layer;
 pub use freeze::Frozen;
 pub use id::{InvalidId, LayerId, SpaceId, UpperId};
 pub use layer::{DEPTH_MAX, Layer, LayerStack};

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "every function here is part of a test")]
 
 mod crash;
+mod export;
 mod fixture;
 mod freeze;
 mod full;
