@@ -24,7 +24,8 @@ const PREFIX_SETTLES_BYTES: usize = 1_000;
 pub struct EncoderSettings {
     /// Codecs that may be used.
     pub codecs: CodecSet,
-    /// Zstandard's level; fast ones pay, see `docs` of [`crate::codec`].
+    /// Zstandard's level. On fresh pages of Python heaps: -1 is a third faster than 3 and 9 % larger, 5 twice as slow and 4 %
+    /// smaller.
     pub zstd_level: i32,
     /// How many bytes one microsecond of decoding is worth. 0 wants the smallest frame whatever it costs to decode.
     pub bytes_per_microsecond: u32,

@@ -47,7 +47,8 @@ enum Action {
 /// What happened to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Squeezed {
-    /// It is what its address shows without any entry: the template's page, or zeros where the template has none.
+    /// It is what its address shows without any entry: the template's page, or zeros where the template has none. If its
+    /// page table still had an entry for it from before it was written, the caller removes that.
     Dropped,
     /// It is in this entry, to which the caller now holds a reference.
     Pooled(EntryId, Codec),
@@ -227,7 +228,7 @@ impl Squeezer {
 
     /// An entry that resembles the page and refers to nothing; its page is in `other` then.
     fn find_similar<R: Region>(&mut self, cohort: &Cohort, pool: &Pool<R>, features: Features) -> Option<Stamp> {
-        let entry = cohort.similar.find(features)?;
+        let entry = cohort.similar.find(features, MIN_LIKENESS)?;
         let stamp = pool.stamp(entry).ok().filter(|_| pool.cohort_of(entry) == Some(cohort.id))?;
         self.reader.fresh(pool, entry, &mut self.other).then_some(stamp)
     }

@@ -61,14 +61,17 @@ impl SimilarityIndex {
         Self { tables: std::array::from_fn(|_| vec![EntryId::NONE; capacity.next_power_of_two()]) }
     }
 
-    /// The entry that agrees in most features, if any does. It may be gone or hold something else by now.
+    /// The entry that agrees in most features and in `at_least` so many, if any does. It may be gone or hold something else
+    /// by now.
     #[must_use]
-    pub fn find(&self, features: Features) -> Option<EntryId> {
-        let found: [u32; FEATURES] = std::array::from_fn(|i| self.tables[i][self.place(features.0[i])]);
+    pub fn find(&self, features: Features, at_least: usize) -> Option<EntryId> {
+        let found: [u32; FEATURES] = std::array::from_fn(|i| {
+            if features.0[i] == u32::MAX { EntryId::NONE } else { self.tables[i][self.place(features.0[i])] }
+        });
         let votes = |entry: u32| found.iter().filter(|other| **other == entry).count();
-        let hits = found.iter().copied().zip(features.0);
-        let hits = hits.filter(|(entry, feature)| *entry != EntryId::NONE && *feature != u32::MAX);
-        hits.map(|(entry, _)| entry).max_by_key(|entry| votes(*entry)).map(EntryId)
+        let known = found.iter().filter(|entry| **entry != EntryId::NONE);
+        let best = known.map(|entry| (votes(*entry), *entry)).max_by_key(|(votes, _)| *votes);
+        best.filter(|(votes, _)| *votes >= at_least).map(|(_, entry)| EntryId(entry))
     }
 
     /// Remembers an entry under each of its features, replacing what was there.
@@ -118,17 +121,17 @@ mod tests {
             let mut moved = page(seed);
             moved.rotate_right(8 * (seed as usize + 1));
             moved[..1024].fill(seed as u8);
-            found += usize::from(index.find(Features::of(&moved)) == Some(EntryId(seed as u32)));
+            found += usize::from(index.find(Features::of(&moved), 1) == Some(EntryId(seed as u32)));
         }
         assert!(found > 180, "found {found} of 200");
-        let strangers = (1000..1200).filter(|seed| index.find(Features::of(&page(*seed))).is_some()).count();
-        assert!(strangers < 60, "{strangers} of 200 strangers resemble something");
+        let strangers = (1000..1200).filter(|seed| index.find(Features::of(&page(*seed)), 2).is_some()).count();
+        assert!(strangers < 10, "{strangers} of 200 strangers resemble something");
     }
 
     #[test]
     fn pages_without_content_have_no_likeness() {
         let mut index = SimilarityIndex::with_capacity(16);
         index.insert(Features::of(&[0; PAGE_SIZE]), EntryId(1));
-        assert_eq!(index.find(Features::of(&[0; PAGE_SIZE])), None);
+        assert_eq!(index.find(Features::of(&[0; PAGE_SIZE]), 1), None);
     }
 }

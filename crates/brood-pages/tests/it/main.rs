@@ -4,3 +4,4 @@ mod cohort;
 mod corpus;
 mod hostile_frames;
 mod real_pages;
+mod threads;
