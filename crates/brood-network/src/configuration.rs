@@ -29,6 +29,9 @@ pub struct NetworkConfiguration {
     pub private_answers: bool,
     /// Name servers to ask, instead of those in `/etc/resolv.conf`.
     pub name_servers: Vec<IpAddr>,
+    /// Connections that any one sandbox may have at a time, whatever its policy says: the kernel's table of connections
+    /// (262,144 entries on most hosts) is shared by all of them and the host.
+    pub connections_max: u32,
     /// MTU of the sandboxes' interfaces in bytes; `None` takes that of the host's default route.
     pub mtu_bytes: Option<u32>,
 }
@@ -42,6 +45,7 @@ impl Default for NetworkConfiguration {
             never: Vec::new(),
             private_answers: false,
             name_servers: Vec::new(),
+            connections_max: 4096,
             mtu_bytes: None,
         }
     }
@@ -62,6 +66,9 @@ pub enum ConfigurationError {
         /// The plan given.
         plan: Box<AddressPlan>,
     },
+    /// A limit of zero.
+    #[error("connections_max is zero, so no sandbox could connect to anything")]
+    NoConnections,
     /// An MTU out of range.
     #[error("an MTU of {mtu_bytes} bytes is not between {MTU_BYTES_MIN} and {MTU_BYTES_MAX}")]
     Mtu {
@@ -84,6 +91,9 @@ impl NetworkConfiguration {
         }
         if !self.addresses.is_sound() {
             return Err(ConfigurationError::Addresses { plan: Box::new(self.addresses) });
+        }
+        if self.connections_max == 0 {
+            return Err(ConfigurationError::NoConnections);
         }
         match self.mtu_bytes {
             Some(mtu_bytes) if !(MTU_BYTES_MIN..=MTU_BYTES_MAX).contains(&mtu_bytes) => {

@@ -151,6 +151,7 @@ impl Network {
             group: DeviceGroup::of(&configuration.instance),
             plan: configuration.addresses,
             with_v6: configuration.with_ipv6,
+            connections_max: configuration.connections_max,
             never: configuration.never.clone(),
             name_server_port: name_server.port(),
             proxy_port: proxy.port(),

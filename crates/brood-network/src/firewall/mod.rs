@@ -76,6 +76,8 @@ pub(crate) struct FirewallConfiguration {
     pub(crate) group: DeviceGroup,
     pub(crate) plan: AddressPlan,
     pub(crate) with_v6: bool,
+    /// Connections that any one sandbox may have.
+    pub(crate) connections_max: u32,
     /// Ranges never reachable, besides the built-in ones.
     pub(crate) never: Vec<Cidr>,
     /// Where the name server listens on the gateway's address.
@@ -176,6 +178,7 @@ impl Firewall {
                     change.delete_interface_and_address(set, port.interface, *address);
                 }
                 group_chain::leave_all(change, port.interface, &port.groups);
+                change.delete_interface(skeleton::COUNTED, port.interface);
                 change.delete_interface(skeleton::OUTSIDE_V4, port.interface);
                 if with_v6 {
                     change.delete_interface(skeleton::OUTSIDE_V6, port.interface);

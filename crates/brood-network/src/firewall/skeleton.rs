@@ -18,6 +18,8 @@ pub(super) const LIMITS_SENT: &str = "limits_sent";
 pub(super) const LIMITS_RECEIVED: &str = "limits_received";
 /// Map from interface to the chain of the sandbox's groups.
 pub(super) const GROUPS: &str = "groups";
+/// Interfaces with the number of their connections.
+pub(super) const COUNTED: &str = "counted";
 /// Interfaces of sandboxes whose TLS and HTTP connections are looked into.
 pub(super) const NAMED: &str = "named";
 /// Sets of addresses that allowed names led to.
@@ -28,6 +30,9 @@ const NEVER_V4: &str = "never_v4";
 const NEVER_V6: &str = "never_v6";
 /// The chain that refuses a packet so that the program notices at once.
 pub(super) const REFUSE: &str = "refuse";
+
+/// The chain that keeps any one sandbox from filling the kernel's table of connections, which all share.
+const COUNT: &str = "count";
 
 /// Where packets that have nothing to do with sandboxes end, if forwarding was off before us. That these chains exist
 /// also tells the successor of a crashed daemon what to switch off again.
@@ -108,6 +113,9 @@ pub(super) fn write(change: &mut Transaction<'_>, configuration: &FirewallConfig
     change.add_chain(REFUSE);
     change.add_rule(REFUSE, &Rule::new().protocol(protocol::TCP).reset());
     change.add_rule(REFUSE, &Rule::new().prohibit());
+    change.add_chain(COUNT);
+    let over = Rule::new().state(state::NEW).over_connections_of_interface(COUNTED, configuration.connections_max);
+    change.add_rule(COUNT, &over.jump(REFUSE));
     edge_in(change, configuration);
     guard(change, configuration);
     redirect(change, configuration);
@@ -126,6 +134,7 @@ fn sets(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
         change.add_set(map, SetKind::InterfaceToChain);
     }
     change.add_set(NAMED, SetKind::Interfaces);
+    change.add_set(COUNTED, SetKind::CountedInterfaces);
     change.add_set(PINNED_V4, SetKind::TimedInterfaceAndAddress(Family::V4));
     change.add_set(PINNED_V6, SetKind::TimedInterfaceAndAddress(Family::V6));
     for family in Family::BOTH {
@@ -255,6 +264,7 @@ fn redirect(change: &mut Transaction<'_>, configuration: &FirewallConfiguration)
 fn input(change: &mut Transaction<'_>, configuration: &FirewallConfiguration) {
     const CHAIN: &str = "input";
     change.add_base_chain(CHAIN, "filter", Hook::Input, priority::FILTER);
+    change.add_rule(CHAIN, &Rule::new().entering_by(configuration.group.living()).jump(COUNT));
     change.add_rule(CHAIN, &Rule::new().jump_by_incoming(LIMITS_SENT));
     for family in Family::BOTH {
         change.add_rule(CHAIN, &opened(family).accept());
@@ -319,6 +329,7 @@ fn from_sandbox(change: &mut Transaction<'_>, configuration: &FirewallConfigurat
     let rules = [
         // An invalid packet is not tracked, so it would leave with an address that means nothing outside.
         Rule::new().state(state::INVALID).drop(),
+        Rule::new().jump(COUNT),
         Rule::new().jump_by_incoming(LIMITS_SENT),
         Rule::new().leaving_by(configuration.group.living()).jump(BETWEEN),
         opened(Family::V4).accept(),

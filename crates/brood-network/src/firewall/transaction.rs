@@ -49,6 +49,8 @@ pub(crate) enum Hook {
 pub(crate) enum SetKind {
     /// Interface numbers.
     Interfaces,
+    /// Interface numbers, each with a counter, made by packets.
+    CountedInterfaces,
     /// From interface number to an address.
     InterfaceToAddress(Family),
     /// From interface number to the chain to go on in.
@@ -164,6 +166,9 @@ impl<'a> Transaction<'a> {
         match kind {
             SetKind::Interfaces => {
                 set.push_key_type(shown_as::INTERFACE).push_key_len(4);
+            }
+            SetKind::CountedInterfaces => {
+                set.push_flags(SetFlags::Eval as u32).push_key_type(shown_as::INTERFACE).push_key_len(4);
             }
             SetKind::InterfaceToAddress(family) => {
                 let (shown, length) = address(family);

@@ -185,3 +185,35 @@ fn what_the_host_lacks_is_found() {
     let bare = Namespace::new();
     assert!(examine(&bare).contains(&brood_network::Finding::NoDefaultRoute));
 }
+
+#[test]
+fn a_namespace_may_belong_to_a_user_namespace() {
+    use std::io::Read;
+    let world = World::new();
+    let network = world.start(World::configuration());
+    let _server = greeter(&world.internet, "203.0.113.1:8000");
+    // As sandboxes are made: the network namespace belongs to the user namespace made with it.
+    let mut inside = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--net", "sh", "-c", "echo ready; exec sleep infinity"])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    inside.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
+    let namespace = std::fs::File::open(format!("/proc/{}/ns/net", inside.id())).unwrap();
+    let attachment = network.attach(std::os::fd::AsFd::as_fd(&namespace), NetworkPolicy::all()).unwrap();
+    let enter = |script: &str| {
+        let id = inside.id().to_string();
+        let output = std::process::Command::new("nsenter")
+            .args(["--user", "--net", "--target", &id, "sh", "-c", script])
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let fetch = "python3 -c \"import socket; print(socket.create_connection(('203.0.113.1', 8000)).recv(99))\"";
+    assert!(enter(fetch).contains("10.77.0.2"), "{}", enter(fetch));
+    // Root inside may do what it wants with its own end, but not move it to where its rules do not reach.
+    assert!(!enter("ip link set eth0 netns 1 && echo moved").contains("moved"));
+    attachment.detach();
+    inside.kill().unwrap();
+    inside.wait().unwrap();
+}

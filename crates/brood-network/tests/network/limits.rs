@@ -1,12 +1,12 @@
 //! Limits on traffic and connections.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use brood_network::{NetworkLimits, NetworkPolicy};
+use brood_network::{NetworkConfiguration, NetworkLimits, NetworkPolicy};
 
-use crate::servers::{PATIENCE, assert_refused, echo, fetch, greeter, tcp};
+use crate::servers::{PATIENCE, ask, assert_refused, echo, fetch, greeter, tcp, udp_echo};
 use crate::world::{Namespace, World};
 
 fn limited(limits: NetworkLimits) -> NetworkPolicy {
@@ -31,6 +31,37 @@ fn connections_are_counted() {
     attachments[0].set_policy(NetworkPolicy::all()).unwrap();
     connect(&sandboxes[0]).unwrap();
     drop(open);
+}
+
+#[test]
+fn no_sandbox_fills_the_table_of_connections() {
+    let world = World::new();
+    let network = world.start(NetworkConfiguration { connections_max: 50, ..World::configuration() });
+    let sandboxes = [Namespace::new(), Namespace::new()];
+    let _server = udp_echo(&world.internet, "203.0.113.1:9000");
+    let attachments =
+        sandboxes.each_ref().map(|sandbox| network.attach(sandbox.descriptor(), NetworkPolicy::all()).unwrap());
+    // Each datagram to another port is a connection of its own, as far as tracking goes.
+    let flood = |sandbox: &Namespace| {
+        sandbox.run(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            for port in 10_000..10_500 {
+                // Refusals are reported at one of the next calls.
+                socket.send_to(b"x", ("203.0.113.1", port)).ok();
+            }
+        });
+    };
+    flood(&sandboxes[0]);
+    let tracked =
+        || world.host.shell("grep -c 'dport=10[0-9][0-9][0-9] ' /proc/net/nf_conntrack").trim().parse().unwrap();
+    let count: usize = tracked();
+    assert!((40..=50).contains(&count), "{count}");
+    // The kernel may have become tired of saying so.
+    ask(&sandboxes[0], "203.0.113.1:9000", b"x").expect_err("one more connection");
+    ask(&sandboxes[1], "203.0.113.1:9000", b"x").unwrap();
+    let [first, _second] = attachments;
+    first.detach();
+    assert_eq!(world.host.shell("nft list set inet brood counted | grep -c 'ct count' || true").trim(), "1");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use brood_network::{Attachment, Destination, LoggedVerdict, Network, NetworkConfiguration, NetworkPolicy};
 
 use crate::servers::{
-    NameServer, PATIENCE, Server, ask, assert_refused, exchange, fetch, greeter, look_up, name_server, query, tcp,
-    udp_echo,
+    NameServer, PATIENCE, Server, ask, assert_refused, exchange, fetch, greeter, look_up, look_up_kind, name_server,
+    query, tcp, udp_echo,
 };
 use crate::world::{Namespace, RESOLVER, World};
 
@@ -307,6 +307,23 @@ fn a_new_policy_cuts_connections_that_were_judged_by_name() {
     let mut rest = Vec::new();
     let ended = stream.read_to_end(&mut rest).map(|_| ());
     assert_refused(ended);
+}
+
+#[test]
+fn names_are_checked_over_ipv6_too() {
+    let world = World::new();
+    let network = world.start(NetworkConfiguration { with_ipv6: true, ..World::configuration() });
+    let zone: &[(&str, &[&str])] = &[("good.example", &["2001:db8::1"]), ("bad.example", &["2001:db8::2"])];
+    let _names = name_server(&world.internet, RESOLVER, zone);
+    let _servers = ["[2001:db8::1]:80", "[2001:db8::2]:80"].map(|address| http(&world.internet, address));
+    let sandbox = Namespace::new();
+    let _attachment = network.attach(sandbox.descriptor(), only(&["good.example"])).unwrap();
+    assert_refused(exchange(&sandbox, "[2001:db8::1]:80", &request("good.example")));
+    let found = look_up_kind(&sandbox, "good.example", 28).unwrap();
+    assert_eq!(found, ["2001:db8::1".parse::<std::net::IpAddr>().unwrap()]);
+    assert!(exchange(&sandbox, "[2001:db8::1]:80", &request("good.example")).unwrap().ends_with("good.example"));
+    assert_refused(exchange(&sandbox, "[2001:db8::1]:80", &request("bad.example")));
+    assert_refused(exchange(&sandbox, "[2001:db8::2]:80", &request("good.example")));
 }
 
 #[test]

@@ -4,7 +4,10 @@ use std::net::IpAddr;
 
 use netlink_bindings::nftables::{CmpOps, CtKeys, FibFlags, MetaKeys, PayloadBase};
 
-use super::{ADDRESS_TYPE_LOCAL, FIRST, FIRST_PLUS_4, Family, Rule, STATUS_DESTINATION_NAT, number, octets, push_u32};
+use super::{
+    ADDRESS_TYPE_LOCAL, FIRST, FIRST_PLUS_4, Family, Rule, STATUS_DESTINATION_NAT, number, octets, push_expression,
+    push_text, push_u32,
+};
 
 impl Rule {
     /// The packet came in over one of our veths.
@@ -139,9 +142,23 @@ impl Rule {
 
     /// More connections than this exist among those counted by this rule.
     pub(crate) fn over_connections(self, count: u32) -> Self {
-        self.raw("connlimit", |buffer| {
-            push_u32(buffer, number::CONNECTIONS_COUNT, count);
-            push_u32(buffer, number::CONNECTIONS_FLAGS, number::CONNECTIONS_OVER);
+        self.raw("connlimit", |buffer| push_connection_limit(buffer, count))
+    }
+
+    /// More connections than this exist among those that came in over the same interface; `set` holds the counts.
+    pub(crate) fn over_connections_of_interface(self, set: &str, count: u32) -> Self {
+        self.meta(MetaKeys::Iif).raw("dynset", |buffer| {
+            push_text(buffer, number::DYNAMIC_SET, set);
+            push_u32(buffer, number::DYNAMIC_OPERATION, number::DYNAMIC_ADD);
+            push_u32(buffer, number::DYNAMIC_KEY, FIRST);
+            push_expression(buffer, number::DYNAMIC_EXPRESSION, "connlimit", |buffer| {
+                push_connection_limit(buffer, count);
+            });
         })
     }
+}
+
+fn push_connection_limit(buffer: &mut Vec<u8>, count: u32) {
+    push_u32(buffer, number::CONNECTIONS_COUNT, count);
+    push_u32(buffer, number::CONNECTIONS_FLAGS, number::CONNECTIONS_OVER);
 }

@@ -24,6 +24,12 @@ mod number {
     pub(super) const DATA: u16 = 2;
     /// `NFT_FIB_RESULT_ADDRTYPE`; the bindings count from 0 what the kernel counts from 1.
     pub(super) const FIB_ADDRESS_TYPE: u32 = 3;
+    pub(super) const DYNAMIC_SET: u16 = 1;
+    pub(super) const DYNAMIC_OPERATION: u16 = 3;
+    pub(super) const DYNAMIC_KEY: u16 = 4;
+    pub(super) const DYNAMIC_EXPRESSION: u16 = 7;
+    /// `NFT_DYNSET_OP_ADD`: find the element, or make it.
+    pub(super) const DYNAMIC_ADD: u32 = 0;
     pub(super) const LOOKUP_SET: u16 = 1;
     pub(super) const LOOKUP_SOURCE: u16 = 2;
     pub(super) const LOOKUP_DESTINATION: u16 = 3;
@@ -282,14 +288,18 @@ impl Rule {
     /// An expression that the bindings do not know.
     pub(super) fn raw(mut self, name: &str, fill: impl FnOnce(&mut Vec<u8>)) -> Self {
         let buffer = self.0.as_vec_mut();
-        let element = push_nested_header(buffer, number::ELEMENT);
-        push_text(buffer, number::NAME, name);
-        let data = push_nested_header(buffer, number::DATA);
-        fill(buffer);
-        finalize_nested_header(buffer, data);
-        finalize_nested_header(buffer, element);
+        push_expression(buffer, number::ELEMENT, name, fill);
         self
     }
+}
+
+fn push_expression(buffer: &mut Vec<u8>, kind: u16, name: &str, fill: impl FnOnce(&mut Vec<u8>)) {
+    let expression = push_nested_header(buffer, kind);
+    push_text(buffer, number::NAME, name);
+    let data = push_nested_header(buffer, number::DATA);
+    fill(buffer);
+    finalize_nested_header(buffer, data);
+    finalize_nested_header(buffer, expression);
 }
 
 fn push_text(buffer: &mut Vec<u8>, kind: u16, text: &str) {
