@@ -249,7 +249,7 @@ fn zombie(process: &StoppedProcess, parent: NamespacePid) -> Result<Arc<ProcessI
 }
 
 /// Reads a link of `/proc/PID` that names a file inside the sandbox.
-fn link(process: &StoppedProcess, name: &'static str) -> Result<Box<str>> {
+pub(crate) fn link(process: &StoppedProcess, name: &'static str) -> Result<Box<str>> {
     let path = format!("/proc/{}/{name}", process.pid.as_raw_nonzero());
     let target = rustix::fs::readlink(path, Vec::new()).map_err(kernel(process.pid, "read a directory"))?;
     let target = target.into_string().map_err(|_| refuse(process, None, RefusalKind::File, format!("odd {name}")))?;

@@ -40,6 +40,39 @@ pub(crate) fn survey(
     Ok(std::sync::Arc::clone(&known.images))
 }
 
+/// Lists the mappings of a process that is to get those of an image. What was there at the last
+/// look is taken to have the same properties; what only has to go needs none. All are looked up
+/// if a mapping that the image also has a part of is new or another.
+pub(crate) fn survey_for_reset(
+    process: &StoppedProcess,
+    known: &mut KnownMappings,
+    wanted: &[MappingImage],
+    buffer: &mut Vec<u8>,
+) -> Result<std::sync::Arc<[MappingImage]>> {
+    let raw = maps::read(process.pid, buffer).map_err(kernel(process.pid, "read mappings"))?;
+    if raw == known.raw {
+        return Ok(std::sync::Arc::clone(&known.images));
+    }
+    let mut images = Vec::with_capacity(raw.len());
+    let mut old = known.raw.iter().peekable();
+    for mapping in &raw {
+        while old.next_if(|other| other.start < mapping.start).is_some() {}
+        let is_known = old.peek() == Some(&mapping);
+        for part in outside_area(mapping.clone(), process.area) {
+            let index = known.images.partition_point(|image| image.start < part.start);
+            let image = known.images.get(index).filter(|image| is_known && image.start == part.start);
+            let position = wanted.partition_point(|image| image.end <= part.start);
+            let overlaps = wanted.get(position).is_some_and(|image| image.start < part.end);
+            match image {
+                Some(image) => images.push(image.clone()),
+                None if overlaps => return survey(process, process.area, known, buffer),
+                None => images.push(describe(process, part, MappingFlags::empty())?),
+            }
+        }
+    }
+    Ok(images.into())
+}
+
 /// The parts of a mapping that don't belong to the engine area.
 fn outside_area(mapping: Mapping, area: Option<EngineArea>) -> Vec<Mapping> {
     let Some(area) = area.filter(|area| mapping.start < area.end() && area.start < mapping.end) else {

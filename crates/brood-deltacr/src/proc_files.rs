@@ -53,7 +53,25 @@ pub struct Status {
     pub seccomp: u32,
     /// Number of threads.
     pub threads: usize,
+    /// The lines about user, groups, capabilities, privileges and filters, as they stand: what a
+    /// process can't take back once it gave it up.
+    pub identity: String,
 }
+
+/// Keys of the lines that make up [`Status::identity`].
+const IDENTITY_KEYS: [&str; 11] = [
+    "Uid",
+    "Gid",
+    "Groups",
+    "CapInh",
+    "CapPrm",
+    "CapEff",
+    "CapBnd",
+    "CapAmb",
+    "NoNewPrivs",
+    "Seccomp",
+    "Seccomp_filters",
+];
 
 /// Reads `status` of a task: of a process, or of `/proc/PID/task/TID`.
 ///
@@ -93,6 +111,10 @@ fn parse_status(text: &str) -> Option<Status> {
             "Seccomp" => status.seccomp = last()?.unsigned_abs(),
             "Threads" => status.threads = usize::try_from(last()?).ok()?,
             _ => {}
+        }
+        if IDENTITY_KEYS.contains(&key) {
+            status.identity.push_str(line);
+            status.identity.push('\n');
         }
     }
     (status.inside.0 != 0).then_some(status)

@@ -161,6 +161,16 @@ pub(crate) fn restore_attributes(batch: &mut Batch, image: &ProcessImage) {
     }
 }
 
+/// Puts back what a living process may have changed, signal actions and timers left aside.
+pub(crate) fn reset_attributes(batch: &mut Batch, image: &ProcessImage) {
+    let attributes = &image.attributes;
+    let prctl = |option: libc::c_int| option as u64;
+    batch.call(libc::SYS_personality, &[attributes.personality]);
+    batch.call(libc::SYS_prctl, &[prctl(libc::PR_SET_CHILD_SUBREAPER), u64::from(attributes.child_subreaper)]);
+    batch.call(libc::SYS_prctl, &[prctl(libc::PR_SET_THP_DISABLE), u64::from(attributes.no_huge_pages)]);
+    restore_limits(batch, image);
+}
+
 /// Restores limits. A hard limit above the engine's own can't be given, as everywhere in
 /// containers; then the engine's stays.
 pub(crate) fn restore_limits(batch: &mut Batch, image: &ProcessImage) {
@@ -172,10 +182,7 @@ pub(crate) fn restore_limits(batch: &mut Batch, image: &ProcessImage) {
 
 /// Restores what a change of credentials would undo, after it.
 pub(crate) fn restore_after_credentials(batch: &mut Batch, attributes: &ProcessAttributes) {
-    let signal = attributes.parent_death_signal;
-    if signal != 0 {
-        batch.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, signal]);
-    }
+    batch.call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, attributes.parent_death_signal]);
     // 2 means "root only" and can't be set; it is what the kernel falls back to by itself.
     let dumpable = u64::from(attributes.dumpable == 1);
     batch.call(libc::SYS_prctl, &[libc::PR_SET_DUMPABLE as u64, dumpable]);

@@ -3,7 +3,7 @@
 //! All processes are made first, from an empty seed, then filled one by one, then let go at
 //! once. Until then they die with the engine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -16,7 +16,8 @@ use crate::births::{Made, Nursery, end};
 use crate::capture::ProcessTreeImage;
 use crate::creation::{self, Relations};
 use crate::descriptors::pipe::MadePipe;
-use crate::descriptors::{Externals, ReopenContext, memory_file};
+use crate::descriptors::table::duplicate;
+use crate::descriptors::{Externals, OpenFileImage, OpenFileKind, ReopenContext, memory_file};
 use crate::error::{Error, NamespacePid, Result, kernel};
 use crate::proc_files;
 use crate::process::{ProcessImage, ProcessState};
@@ -24,7 +25,7 @@ use crate::revive;
 use crate::root::SandboxRoot;
 use crate::seed::Seed;
 use crate::thread;
-use crate::tree::{Member, Tree};
+use crate::tree::{Member, StoppedProcess, Tree};
 
 /// Where a tree is restored.
 #[derive(Clone, Copy)]
@@ -46,6 +47,9 @@ impl std::fmt::Debug for RestoreTarget<'_> {
             .finish_non_exhaustive()
     }
 }
+
+/// What each descriptor of each process refers to.
+pub(crate) type OpenDescriptors = HashMap<(Pid, i32), OpenFileImage>;
 
 /// Files that several processes need, opened once in the engine.
 #[derive(Debug)]
@@ -118,6 +122,22 @@ impl<'a> Supplies<'a> {
         Ok(())
     }
 
+    /// Takes over open files instead of making them.
+    pub(crate) fn keep(&mut self, files: BTreeMap<usize, OwnedFd>) {
+        self.open.extend(files);
+    }
+
+    /// Gives memory that processes share and still have its former content, in place.
+    pub(crate) fn reset_memories(&mut self, processes: &[StoppedProcess]) -> Result<()> {
+        for (identity, memory) in &self.image.open_files.memories {
+            if let Some((pid, living)) = find_memory(processes, *identity)? {
+                memory.reset(living.as_fd(), &self.image.store).map_err(kernel(pid, "reset shared memory"))?;
+                self.memories.insert(*identity, living);
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn open(&self, index: usize) -> Option<BorrowedFd<'_>> {
         self.open.get(&index).map(AsFd::as_fd)
     }
@@ -125,6 +145,39 @@ impl<'a> Supplies<'a> {
     pub(crate) fn mapped(&self, file: &MappedFile, writable: bool) -> Option<BorrowedFd<'_>> {
         self.mapped.get(&(file.clone(), writable)).map(AsFd::as_fd)
     }
+}
+
+/// The open files of an image that reach outside, as processes have them at present. A rollback
+/// keeps these, where a fork gets others.
+pub(crate) fn external_files(image: &ProcessTreeImage, current: &OpenDescriptors) -> Result<BTreeMap<usize, OwnedFd>> {
+    let mut kept = BTreeMap::new();
+    for (index, wanted) in image.open_files.files.iter().enumerate() {
+        let OpenFileKind::External(file) = &wanted.kind else { continue };
+        let same = current.iter().find(|(_, open)| open.kind == OpenFileKind::External(*file));
+        if let Some(((pid, number), _)) = same {
+            kept.insert(index, duplicate(*pid, *number).map_err(kernel(*pid, "keep a descriptor"))?);
+        }
+    }
+    Ok(kept)
+}
+
+/// Opens shared memory through a descriptor or mapping of some process, if any still has it.
+fn find_memory(processes: &[StoppedProcess], identity: ObjectIdentity) -> Result<Option<(Pid, OwnedFd)>> {
+    for process in processes.iter().filter(|process| !process.is_zombie()) {
+        for directory in ["map_files", "fd"] {
+            let path = format!("/proc/{}/{directory}", process.pid.as_raw_nonzero());
+            let Ok(entries) = std::fs::read_dir(path) else { continue };
+            for entry in entries.filter_map(std::io::Result::ok) {
+                let Ok(stat) = rustix::fs::stat(entry.path()) else { continue };
+                if (stat.st_dev, stat.st_ino) == (identity.device, identity.inode) {
+                    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+                    let opened = rustix::fs::open(entry.path(), flags, rustix::fs::Mode::empty());
+                    return Ok(Some((process.pid, opened.map_err(kernel(process.pid, "open shared memory"))?)));
+                }
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// A restored tree, complete and still stopped. Dropping it kills its processes.
@@ -144,6 +197,17 @@ impl ProcessTreeImage {
     /// If the image doesn't fit the host, a file can't be opened or the kernel refuses; no
     /// process is left behind.
     pub fn restore(&self, seed: &Seed, target: &RestoreTarget<'_>, externals: &dyn Externals) -> Result<RestoredTree> {
+        self.restore_with(seed, target, externals, BTreeMap::new())
+    }
+
+    /// As [`restore`](Self::restore), with some open files given.
+    pub(crate) fn restore_with(
+        &self,
+        seed: &Seed,
+        target: &RestoreTarget<'_>,
+        externals: &dyn Externals,
+        kept: BTreeMap<usize, OwnedFd>,
+    ) -> Result<RestoredTree> {
         let relations: Vec<Relations> = self
             .processes
             .iter()
@@ -157,6 +221,7 @@ impl ProcessTreeImage {
         let births = creation::plan(&relations)
             .map_err(|refused| Error::DoesNotFit { reason: format!("process {}: {}", refused.pid, refused.reason) })?;
         let mut supplies = Supplies::new(self, target.root, externals)?;
+        supplies.keep(kept);
         let nursery = Nursery::make_all(seed, target, &births)?;
         let mut tree = Tree::new(target.init)?;
         let mut tasks = Vec::new();

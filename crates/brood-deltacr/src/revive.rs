@@ -2,20 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use brood_kernel::clone;
-use brood_kernel::injection::{Batch, BatchResults};
+use brood_kernel::injection::{Batch, BatchResults, InjectionError};
 use brood_kernel::ptrace;
 use brood_kernel::userfaultfd::{Features, Userfaultfd};
 use linux_raw_sys::general::UFFD_USER_MODE_ONLY;
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::address_space::{AddressSpaceImage, MappedFile, MappingKind};
 use crate::births::{Made, wait_for_birth};
 use crate::descriptors::OpenFileKind;
 use crate::descriptors::table::duplicate;
-use crate::error::{Error, Result, kernel};
+use crate::error::{Error, NamespacePid, Result, kernel};
 use crate::process::{self, ProcessImage, ProcessState};
 use crate::puppet::Puppet;
 use crate::rebuild;
@@ -34,6 +36,9 @@ const THREAD_FLAGS: u64 = (libc::CLONE_VM
     | libc::CLONE_SIGHAND
     | libc::CLONE_THREAD
     | libc::CLONE_SYSVSEM) as u64;
+/// How often an id is asked for that a dying thread still has, and the pause in between.
+const ID_ATTEMPTS: usize = 1000;
+const ID_PAUSE: Duration = Duration::from_micros(50);
 /// Bytes of the arguments of clone3.
 const CLONE_ARGUMENTS_BYTES: u64 = 88;
 /// Room for one small call with data.
@@ -42,13 +47,22 @@ const ROOM: usize = 400;
 const IDENTITY_ROOM: usize = 16 * 1024;
 
 /// The numbers under which a process got the files that it needs.
-struct Received {
+pub(crate) struct Received {
     open: BTreeMap<usize, i32>,
     mapped: BTreeMap<(MappedFile, bool), i32>,
     program: i32,
     working_directory: i32,
     root_directory: Option<i32>,
     highest: i32,
+}
+
+impl Received {
+    /// Only open files were handed over.
+    pub(crate) fn for_descriptors(numbers: impl Iterator<Item = (usize, i32)>) -> Self {
+        let open: BTreeMap<usize, i32> = numbers.collect();
+        let highest = open.values().copied().max().unwrap_or(0);
+        Self { open, mapped: BTreeMap::new(), program: -1, working_directory: -1, root_directory: None, highest }
+    }
 }
 
 /// Fills a process that was made empty. Returns what the engine keeps of it and its threads.
@@ -167,12 +181,36 @@ fn settle(
     let mut tasks = vec![puppet.tid];
     for thread in image.threads.iter().skip(1) {
         run_if_full(puppet, &mut batch, &mut tasks)?;
-        let id = batch.data(&thread.tid.0.to_ne_bytes());
-        let arguments = batch.data(&clone::arguments(THREAD_FLAGS, 0, Some(id)));
-        batch.call(libc::SYS_clone3, &[arguments, CLONE_ARGUMENTS_BYTES]);
+        add_thread(&mut batch, thread.tid);
     }
     collect(&puppet.run(&batch)?, &mut tasks)?;
     Ok(tasks)
+}
+
+fn add_thread(batch: &mut Batch, tid: NamespacePid) {
+    let id = batch.data(&tid.0.to_ne_bytes());
+    let arguments = batch.data(&clone::arguments(THREAD_FLAGS, 0, Some(id)));
+    batch.call(libc::SYS_clone3, &[arguments, CLONE_ARGUMENTS_BYTES]);
+}
+
+/// Makes one thread in a process; it stands still.
+pub(crate) fn make_thread(puppet: &Puppet, tid: NamespacePid) -> Result<Pid> {
+    let mut batch = puppet.batch();
+    add_thread(&mut batch, tid);
+    let mut tasks = Vec::new();
+    for attempt in 1.. {
+        match puppet.run(&batch) {
+            // The former thread with this id has ended, but isn't quite gone.
+            Err(Error::Injection(InjectionError::Call { source: Errno::EXIST, .. })) if attempt < ID_ATTEMPTS => {
+                std::thread::park_timeout(ID_PAUSE);
+            }
+            results => {
+                collect(&results?, &mut tasks)?;
+                break;
+            }
+        }
+    }
+    tasks.pop().ok_or(Error::Malformed { pid: puppet.pid.as_raw_nonzero().get(), what: "a new thread" })
 }
 
 fn run_if_full(puppet: &Puppet, batch: &mut Batch, tasks: &mut Vec<Pid>) -> Result<()> {
@@ -193,7 +231,7 @@ fn collect(results: &BatchResults, tasks: &mut Vec<Pid>) -> Result<()> {
 
 /// Moves the files that were handed over to the numbers that they belong to, and fills sets of
 /// watched descriptors that no process has filled before.
-fn place_descriptors(
+pub(crate) fn place_descriptors(
     puppet: &Puppet,
     batch: &mut Batch,
     image: &ProcessImage,
@@ -261,7 +299,7 @@ fn finish_leader(puppet: &Puppet, image: &ProcessImage, has_zombies: bool) -> Re
     Ok(())
 }
 
-fn run_in(puppet: &Puppet, tid: Pid, batch: &Batch) -> Result<()> {
+pub(crate) fn run_in(puppet: &Puppet, tid: Pid, batch: &Batch) -> Result<()> {
     let template = ptrace::registers(tid).map_err(kernel(tid, "read registers"))?;
     batch.run_without_saving(tid, &puppet.memory, &template)?;
     Ok(())

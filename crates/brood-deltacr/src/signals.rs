@@ -74,6 +74,29 @@ pub(crate) fn restore_actions(batch: &mut Batch, actions: &[SignalAction]) {
     }
 }
 
+/// Puts actions back in a process that changed some: those in `current` (as bits) and those of
+/// the image are set, the rest are defaults before and after.
+pub(crate) fn reset_actions(batch: &mut Batch, actions: &[SignalAction], current: u64) {
+    let default = batch.data(&[0; ACTION_BYTES]);
+    let in_image = |signal: i32| actions.iter().find(|action| action.signal == signal);
+    let settable = (1..=SIGNALS).filter(|signal| !matches!(*signal, libc::SIGKILL | libc::SIGSTOP));
+    for signal in settable.filter(|signal| current & (1 << (signal - 1)) != 0 || in_image(*signal).is_some()) {
+        let record = in_image(signal).map_or(default, |action| {
+            batch.data(&bytes_of_u64(&[action.handler, action.flags, action.restorer, action.mask]))
+        });
+        batch.call(libc::SYS_rt_sigaction, &[u64::from(signal.unsigned_abs()), record, 0, SIGNAL_SET_BYTES]);
+    }
+}
+
+/// Takes signals that wait out of their queues.
+pub(crate) fn discard_pending(batch: &mut Batch, pending: &[SignalInformation]) {
+    let now = batch.data(&[0; 16]);
+    for information in pending.iter().filter(|information| (1..=SIGNALS).contains(&information.number())) {
+        let set = batch.data(&bytes_of_u64(&[1 << (information.number() - 1)]));
+        batch.attempt(libc::SYS_rt_sigtimedwait, &[set, 0, now, SIGNAL_SET_BYTES]);
+    }
+}
+
 /// Queues signals to the calling process, or to one of its threads. They must be blocked.
 ///
 /// The kernel lets a process queue signals with any origin to itself only.

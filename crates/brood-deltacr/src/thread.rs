@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use brood_kernel::injection::{Batch, BatchResults, CallIndex, Output};
 use brood_kernel::ptrace::{self, Registers, RseqConfiguration, SignalInformation};
+use brood_kernel::scheduling;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
@@ -19,13 +20,11 @@ const NAME_BYTES: usize = 16;
 /// Bytes of the kernel's `stack_t`.
 const ALTERNATE_STACK_BYTES: usize = 24;
 /// Bytes of `struct sched_attr` that are asked for (its first version).
-const SCHEDULING_BYTES: usize = 48;
+const SCHEDULING_BYTES: usize = scheduling::ATTRIBUTES_BYTES;
 /// Bytes of a processor mask: 1,024 processors.
 const PROCESSORS_BYTES: usize = 128;
 /// Bytes of the head of a robust futex list, the only length that the kernel accepts.
 const ROBUST_LIST_BYTES: u64 = 24;
-/// `SS_DISABLE` in a `stack_t`.
-const STACK_DISABLED: u32 = 2;
 /// `SS_ONSTACK` in a `stack_t`: reported while a handler runs on it, refused when set.
 const STACK_IN_USE: u32 = 1;
 /// Seccomp filters of a thread that are looked for before it is refused.
@@ -64,6 +63,8 @@ pub struct ThreadImage {
     pub timer_slack_nanoseconds: u64,
     /// Seccomp filters, oldest first, as programs of eight-byte instructions.
     pub seccomp_filters: Vec<Vec<u8>>,
+    /// What the kernel reports of all that can't be taken back, to compare.
+    pub(crate) identity: Box<str>,
 }
 
 /// Questions about a thread in a batch that runs in it.
@@ -143,6 +144,7 @@ impl ThreadQuery {
             scheduling,
             processors: fixed(self.processors)[..processors.min(PROCESSORS_BYTES)].to_vec(),
             timer_slack_nanoseconds: results.result(self.timer_slack).unwrap_or(0),
+            identity: status.identity.as_str().into(),
             seccomp_filters: if status.seccomp == 0 { Vec::new() } else { seccomp_filters(tid)? },
         }))
     }
@@ -171,23 +173,12 @@ fn seccomp_filters(tid: Pid) -> Result<Vec<Vec<u8>>> {
 pub(crate) fn restore_registrations(batch: &mut Batch, image: &ThreadImage) {
     batch.call(libc::SYS_set_tid_address, &[image.tid_address]);
     batch.call(libc::SYS_set_robust_list, &[image.robust_list, ROBUST_LIST_BYTES]);
-    let mut stack = image.alternate_stack;
-    let flags = u32_at(&stack, 8) & !STACK_IN_USE;
-    stack[8..12].copy_from_slice(&flags.to_le_bytes());
-    if flags & STACK_DISABLED == 0 {
-        let stack = batch.data(&stack);
-        batch.call(libc::SYS_sigaltstack, &[stack, 0]);
-    }
+    restore_alternate_stack(batch, image);
     if image.rseq.address != 0 {
-        let rseq = &image.rseq;
-        let arguments = [rseq.address, u64::from(rseq.length_bytes), 0, u64::from(rseq.signature)];
-        batch.call(libc::SYS_rseq, &arguments);
+        restore_rseq(batch, image);
     }
     restore_name(batch, image);
     batch.attempt(libc::SYS_prctl, &[libc::PR_SET_TIMERSLACK as u64, image.timer_slack_nanoseconds]);
-    // Only an ordinary user's rights are needed unless priority was raised; then it stays.
-    let scheduling = batch.data(&image.scheduling);
-    batch.attempt(libc::SYS_sched_setattr, &[0, scheduling, 0]);
     if !image.processors.is_empty() {
         let processors = batch.data(&image.processors);
         batch.attempt(libc::SYS_sched_setaffinity, &[0, image.processors.len() as u64, processors]);
@@ -215,8 +206,43 @@ pub(crate) fn restore_identity(batch: &mut Batch, image: &ThreadImage) {
     credentials::restore(batch, &image.credentials);
 }
 
-/// Sets what only a tracer can: registers and the mask of blocked signals.
+/// Puts back what a living thread may have changed of its registrations. `rseq_now` is its
+/// present restartable-sequences registration.
+pub(crate) fn reset_registrations(batch: &mut Batch, image: &ThreadImage, rseq_now: &RseqConfiguration) {
+    if rseq_now.address != 0 && *rseq_now != image.rseq {
+        const UNREGISTER: u64 = 1;
+        let arguments = [rseq_now.address, u64::from(rseq_now.length_bytes), UNREGISTER, u64::from(rseq_now.signature)];
+        batch.call(libc::SYS_rseq, &arguments);
+    }
+    batch.call(libc::SYS_set_tid_address, &[image.tid_address]);
+    batch.call(libc::SYS_set_robust_list, &[image.robust_list, ROBUST_LIST_BYTES]);
+    restore_alternate_stack(batch, image);
+    if image.rseq.address != 0 && *rseq_now != image.rseq {
+        restore_rseq(batch, image);
+    }
+    restore_name(batch, image);
+    batch.attempt(libc::SYS_prctl, &[libc::PR_SET_TIMERSLACK as u64, image.timer_slack_nanoseconds]);
+}
+
+fn restore_alternate_stack(batch: &mut Batch, image: &ThreadImage) {
+    let mut stack = image.alternate_stack;
+    let flags = u32_at(&stack, 8) & !STACK_IN_USE;
+    stack[8..12].copy_from_slice(&flags.to_le_bytes());
+    let stack = batch.data(&stack);
+    batch.call(libc::SYS_sigaltstack, &[stack, 0]);
+}
+
+fn restore_rseq(batch: &mut Batch, image: &ThreadImage) {
+    let rseq = &image.rseq;
+    batch.call(libc::SYS_rseq, &[rseq.address, u64::from(rseq.length_bytes), 0, u64::from(rseq.signature)]);
+}
+
+/// Sets what is set from outside: scheduling, which may take more rights than the thread has,
+/// registers and the mask of blocked signals.
 pub(crate) fn restore_registers(tid: Pid, image: &ThreadImage) -> Result<()> {
+    if let Err(error) = scheduling::set_attributes(tid, &image.scheduling) {
+        tracing::warn!(?tid, %error, "scheduling attributes could not be set");
+    }
     ptrace::set_extended_state(tid, &image.extended_state).map_err(kernel(tid, "set extended registers"))?;
     ptrace::set_registers(tid, &interrupted::registers_for_copy(&image.registers))
         .map_err(kernel(tid, "set registers"))?;

@@ -141,7 +141,7 @@ impl Tree {
                     for process in &mut processes {
                         process.area = self.members.get(&process.pid).and_then(|member| member.area);
                     }
-                    return Ok(StoppedTree { tree: self, processes, _tasks: tasks, since: Instant::now() });
+                    return Ok(StoppedTree { tree: self, processes, tasks, since: Instant::now() });
                 }
                 Err(Error::DoesNotStop { .. }) if attempt < STOP_ATTEMPTS => drop(tasks),
                 Err(error) => return Err(error),
@@ -158,6 +158,12 @@ pub(crate) struct StoppedTasks {
 }
 
 impl StoppedTasks {
+    /// Adds a task that is traced and stopped since its birth.
+    pub(crate) fn adopt(&mut self, tid: Pid) {
+        let stop = Stop::Signal(libc::SIGTRAP);
+        self.stopped.entry(tid.as_raw_nonzero().get()).or_insert(Some(stop));
+    }
+
     fn stop_all(&mut self, init: Pid) -> Result<Vec<StoppedProcess>> {
         for _ in 0..LISTING_ROUNDS_MAX {
             let processes = list_descendants(init)?;
@@ -345,12 +351,11 @@ fn wait_until_stopped(tid: Pid, deadline: Instant, born: &mut BTreeMap<i32, Opti
 pub struct StoppedTree<'tree> {
     pub(crate) tree: &'tree mut Tree,
     pub(crate) processes: Vec<StoppedProcess>,
-    /// Lets the tasks go when it is dropped.
-    _tasks: StoppedTasks,
+    pub(crate) tasks: StoppedTasks,
     since: Instant,
 }
 
-impl StoppedTree<'_> {
+impl<'tree> StoppedTree<'tree> {
     /// Number of processes, zombies among them.
     #[must_use]
     pub fn processes(&self) -> usize {
@@ -361,6 +366,11 @@ impl StoppedTree<'_> {
     #[must_use]
     pub fn since(&self) -> Instant {
         self.since
+    }
+
+    /// Ends the tracing of all tasks and returns what is known of the tree.
+    pub(crate) fn into_tree(self) -> &'tree mut Tree {
+        self.tree
     }
 
     /// Lets all tasks go on and tells how long they stood still.

@@ -335,6 +335,8 @@ impl Batch {
         let mut registers = *template;
         registers.rip = self.area.start;
         registers.rbx = self.area.table();
+        // Not used by the code; sigaltstack(2) refuses a change while the stack pointer is on one.
+        registers.rsp = self.area.end();
         registers.orig_rax = u64::MAX;
         registers.eflags &= !0x500; // neither single steps nor backward string moves
         ptrace::set_registers(tid, &registers).map_err(kernel(tid, "set registers"))

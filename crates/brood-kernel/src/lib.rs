@@ -15,6 +15,7 @@ pub mod pagemap;
 pub mod process_memory;
 pub mod ptrace;
 pub mod quota;
+pub mod scheduling;
 pub mod shared_pages;
 pub mod signal_descriptor;
 pub mod spawn;

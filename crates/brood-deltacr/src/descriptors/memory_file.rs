@@ -60,6 +60,18 @@ impl SharedMemoryImage {
         Ok(file)
     }
 
+    /// Gives existing memory its former length and content.
+    pub(crate) fn reset(&self, file: BorrowedFd<'_>, store: &Arc<PageStore>) -> Result<(), Errno> {
+        if rustix::fs::fstat(file)?.st_size.cast_unsigned() != self.length {
+            rustix::fs::ftruncate(file, self.length)?;
+        }
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        if self.length > 0 {
+            rustix::fs::fallocate(file, hole, 0, self.length)?;
+        }
+        self.fill(file, store)
+    }
+
     fn fill(&self, file: BorrowedFd<'_>, store: &Arc<PageStore>) -> Result<(), Errno> {
         for (number, chunk) in self.pages.chunks() {
             for page in crate::address_space::bits(chunk.stored()) {

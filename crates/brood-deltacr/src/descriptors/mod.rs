@@ -89,6 +89,14 @@ impl OpenFileImage {
         Ok(file)
     }
 
+    /// Opens a file with a path again, in the engine; sets flags and offset.
+    pub(crate) fn reopen_path(&self, root: &SandboxRoot) -> Result<OwnedFd, Errno> {
+        let OpenFileKind::Path(path) = &self.kind else { return Err(Errno::INVAL) };
+        let file = path.reopen(root, self.flags)?;
+        self.set_position(file.as_fd())?;
+        Ok(file)
+    }
+
     fn set_position(&self, file: rustix::fd::BorrowedFd<'_>) -> Result<(), Errno> {
         let seeks = matches!(self.kind, OpenFileKind::Path(_) | OpenFileKind::Memory(_));
         if seeks && self.position != 0 {

@@ -86,12 +86,27 @@ pub(crate) struct FileSurvey<'a> {
     holders: Vec<(Pid, i32)>,
     resembling: HashMap<Resemblance, Vec<OpenFileIndex>>,
     memories: BTreeMap<ObjectIdentity, SharedMemoryImage>,
+    /// What can't be captured is noted as something else instead of being refused.
+    tolerant: bool,
 }
 
 impl<'a> FileSurvey<'a> {
     pub(crate) fn new(externals: &'a dyn Externals, store: &'a Arc<PageStore>) -> Self {
         let memories = BTreeMap::new();
-        Self { externals, store, files: Vec::new(), holders: Vec::new(), resembling: HashMap::new(), memories }
+        Self {
+            externals,
+            store,
+            files: Vec::new(),
+            holders: Vec::new(),
+            resembling: HashMap::new(),
+            memories,
+            tolerant: false,
+        }
+    }
+
+    /// From here on nothing is refused: the survey is only to be compared with another.
+    pub(crate) fn tolerate(&mut self) {
+        self.tolerant = true;
     }
 
     /// Takes in the descriptors of a process.
@@ -138,7 +153,10 @@ impl<'a> FileSurvey<'a> {
                 return Ok(*candidate);
             }
         }
-        let kind = self.kind_of(found)?;
+        let kind = match self.kind_of(found) {
+            Err(Error::Refused(_)) if self.tolerant => OpenFileKind::Path(PathFile { path: "".into() }),
+            kind => kind?,
+        };
         let index = OpenFileIndex(self.files.len());
         self.files.push(OpenFileImage { kind, flags, position: found.information.position });
         self.holders.push(me);
@@ -190,7 +208,9 @@ impl<'a> FileSurvey<'a> {
 
     fn memory_kind(&mut self, found: &Found<'_>) -> Result<OpenFileKind> {
         let memory = found.identity();
-        if let std::collections::btree_map::Entry::Vacant(vacant) = self.memories.entry(memory) {
+        if let std::collections::btree_map::Entry::Vacant(vacant) = self.memories.entry(memory)
+            && !self.tolerant
+        {
             let failed = || kernel(found.process.pid, "copy a memory file");
             let path = format!("/proc/{}/fd/{}", found.process.pid.as_raw_nonzero(), found.number);
             let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, rustix::fs::Mode::empty());
@@ -215,7 +235,7 @@ impl<'a> FileSurvey<'a> {
             });
             let reach_outside =
                 !has_other_side && !other_side_is_closed(end.as_fd()).map_err(kernel(pid, "look at a pipe"))?;
-            if reach_outside {
+            if reach_outside && !self.tolerant {
                 let process = processes.iter().find(|process| process.pid == pid);
                 let gone = Error::Malformed { pid: pid.as_raw_nonzero().get(), what: "a pipe" };
                 let reason = "the other end is held outside the sandbox's processes";

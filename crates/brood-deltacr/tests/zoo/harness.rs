@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use brood_deltacr::address_space::ObjectIdentity;
 use brood_deltacr::descriptors::{Endpoint, ExternalKey, Externals};
-use brood_deltacr::{PageStore, ProcessTreeImage, RestoreTarget, SandboxRoot, Seed, Tree};
+use brood_deltacr::{
+    PageStore, ProcessTreeImage, RestoreTarget, RollbackRequest, RollbackStatistics, SandboxRoot, Seed, Tree,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
@@ -170,7 +172,13 @@ impl Sandbox {
         let children = std::fs::read_to_string(path).unwrap_or_default();
         let mut text = String::new();
         for pid in children.split_whitespace() {
-            for file in ["status", "stack", "syscall"] {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            for task in tasks {
+                let path = task.path();
+                let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap_or_default();
+                text.push_str(&format!("{}: {} {}", path.display(), read("wchan"), read("syscall")));
+            }
+            for file in ["status", "stack"] {
                 let content = std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
                 text.extend(content.lines().take(3).map(|line| format!("{pid} {file}: {line}\n")));
             }
@@ -206,6 +214,17 @@ pub fn capture(tree: &mut Tree, store: &Arc<PageStore>, pipes: &Pipes) -> Proces
     let captured = stopped.capture(store, pipes);
     let _standstill = stopped.resume();
     captured.unwrap_or_else(|error| panic!("{}", chain(&error))).0
+}
+
+/// Rolls a tree back and lets it go on.
+pub fn roll_back(tree: &mut Tree, image: &ProcessTreeImage, sandbox: &Sandbox) -> RollbackStatistics {
+    let root = SandboxRoot::of_process(sandbox.init).unwrap();
+    let target = RestoreTarget { init: sandbox.init, root: &root, place: &|_| Ok(()) };
+    let request = RollbackRequest { target, seed: seed(), externals: &sandbox.pipes, files_exchanged: false };
+    let rolled_back = tree.stop().unwrap().roll_back(image, &request);
+    let (rolled_back, statistics) = rolled_back.unwrap_or_else(|error| panic!("{}", chain(&error)));
+    rolled_back.run().unwrap();
+    statistics
 }
 
 /// An error with all its sources.

@@ -31,6 +31,9 @@ static int inside(int go, char **program) {
     close(go);
     if (setgroups(0, NULL) || setresgid(0, 0, 0) || setresuid(0, 0, 0)) die("become root");
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    sigset_t children;
+    sigemptyset(&children);
+    sigaddset(&children, SIGCHLD);
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL)) die("make mounts private");
     if (mount("proc", "/proc", "proc", 0, NULL)) die("mount proc");
     if (*program) {
@@ -45,12 +48,15 @@ static int inside(int go, char **program) {
             _exit(127);
         }
     }
+    sigprocmask(SIG_BLOCK, &children, NULL);
     int null = open("/dev/null", O_RDWR);
     dup2(null, 0);
     dup2(null, 1);
     dup2(null, 2);
-    for (;;)
-        if (wait(NULL) < 0) pause();
+    for (;;) {
+        while (waitpid(-1, NULL, WNOHANG) > 0) {}
+        sigwaitinfo(&children, NULL);
+    }
 }
 
 int main(int argc, char **argv) {

@@ -2,7 +2,7 @@
 
 use brood_deltacr::PageStore;
 
-use crate::harness::{Sandbox, capture, program};
+use crate::harness::{Sandbox, capture, program, roll_back};
 
 fn start(name: &str) -> Sandbox {
     Sandbox::start(&[program(name).to_str().unwrap()])
@@ -43,10 +43,33 @@ fn forks(name: &str) {
     assert_eq!(sibling.ask("v"), "ok", "a sibling from the first image");
 }
 
+/// Rolled back after it was changed, after it verified itself (which uses things up), and to a
+/// later checkpoint and from there to the first.
+fn rolls_back(name: &str) {
+    let store = PageStore::new();
+    let mut sandbox = start(name);
+    let mut tree = sandbox.tree();
+    let first = capture(&mut tree, &store, &sandbox.pipes);
+    assert_eq!(sandbox.ask("m"), "ok");
+    let _later = capture(&mut tree, &store, &sandbox.pipes);
+    let statistics = roll_back(&mut tree, &first, &sandbox);
+    eprintln!("{name}: {statistics:?}");
+    assert_eq!(sandbox.ask("v"), "ok", "after a change");
+    let statistics = roll_back(&mut tree, &first, &sandbox);
+    eprintln!("{name}: {statistics:?}");
+    let again = capture(&mut tree, &store, &sandbox.pipes);
+    assert_eq!(sandbox.ask("v"), "ok", "after verifying");
+    roll_back(&mut tree, &again, &sandbox);
+    assert_eq!(sandbox.ask("v"), "ok", "to the checkpoint of a rolled back state");
+}
+
 macro_rules! kinds {
     ($($kind:ident)*) => {
         mod going_on {
             $(#[test] fn $kind() { super::goes_on(stringify!($kind)); })*
+        }
+        mod rolled_back {
+            $(#[test] fn $kind() { super::rolls_back(stringify!($kind)); })*
         }
         mod forked {
             $(#[test] fn $kind() { super::forks(stringify!($kind)); })*

@@ -6,3 +6,7 @@
 mod harness;
 #[cfg(test)]
 mod kinds;
+#[cfg(test)]
+mod refusals;
+#[cfg(test)]
+mod repointing;

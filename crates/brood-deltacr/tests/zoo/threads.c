@@ -12,7 +12,7 @@ static int round_wanted, finished, waiting;
 static __thread int local;
 static volatile int spin_stop;
 static pid_t ids[THREADS];
-static volatile double spun;
+static unsigned long spun;
 
 static void *work(void *argument) {
     int number = (int)(intptr_t)argument;
@@ -44,7 +44,7 @@ static void *spin(void *argument) {
         count += 1000;
         double low = _mm_cvtsd_f64(sum);
         if (low != (double)count) fail("vector registers: %f %lu", low, count);
-        spun = low;
+        __sync_fetch_and_add(&spun, 1);
         if (count > 1000000) usleep(100);
     }
     return NULL;
@@ -57,7 +57,7 @@ static void setup(void) {
     pthread_mutex_lock(&mutex);
     while (waiting < THREADS) pthread_cond_wait(&done, &mutex);
     pthread_mutex_unlock(&mutex);
-    while (spun < 10000) usleep(100);
+    while (__sync_fetch_and_add(&spun, 0) < 10) usleep(100);
 }
 static void verify(void) {
     pthread_mutex_lock(&mutex);
@@ -66,9 +66,9 @@ static void verify(void) {
     pthread_cond_broadcast(&go);
     while (finished < THREADS) pthread_cond_wait(&done, &mutex);
     pthread_mutex_unlock(&mutex);
-    double before = spun;
-    for (int i = 0; i < 10000 && spun == before; i++) usleep(1000);
-    CHECK(spun > before);
+    unsigned long before = __sync_fetch_and_add(&spun, 0), now = before;
+    for (int i = 0; i < 10000 && now == before; i++) { usleep(1000); now = __sync_fetch_and_add(&spun, 0); }
+    CHECK(now > before);
     pthread_t extra;
     void *nothing;
     CHECK(pthread_create(&extra, NULL, nothing_to_do, NULL) == 0);
