@@ -297,8 +297,10 @@ impl<R: Read> TarReader<R> {
     }
 
     fn skip_body(&mut self) -> Result<(), TarError> {
-        let mut buffer = [0; 8192];
-        while self.read_body(&mut buffer)? > 0 {}
+        if self.body_left > 0 {
+            let mut buffer = [0; 8192];
+            while self.read_body(&mut buffer)? > 0 {}
+        }
         let mut padding = [0; BLOCK_BYTES as usize];
         let left = usize::try_from(self.padding_left).unwrap_or(0);
         if self.read_full(&mut padding[..left])? < left {
