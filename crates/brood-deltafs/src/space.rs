@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
 use crate::error::{Named, Result, StoreError};
 use crate::ext4_image;
 use crate::home::Home;
-use crate::id::SpaceId;
+use crate::id::{SpaceId, random_name};
 use crate::upper::make_private_directory;
 
 /// Smallest limit: below, the file system's own needs dominate.
@@ -34,7 +34,14 @@ pub const LIMIT_BYTES_MAX: u64 = 8 << 40;
 
 /// First project id that is used. Ids below are left to the administrator's
 /// own `/etc/projid`.
-const PROJECT_FIRST: u32 = 0x4272_0000;
+const PROJECT_FIRST: u32 = 0x4200_0000;
+
+/// How many ids from there on are used.
+const PROJECTS: u32 = 1 << 24;
+
+/// Ids that are tried. With a thousand spaces on one file system the chance
+/// that this many are taken is nil.
+const PROJECT_ATTEMPTS_MAX: usize = 64;
 
 /// Name of the image file, in a space's directory.
 const IMAGE: &str = "image";
@@ -119,7 +126,7 @@ impl Space {
         let id = SpaceId::random().named("name for a space in", spaces)?;
         let directory = spaces.join(id.as_str());
         make_private_directory(&directory)?;
-        let made = Self::fill(spaces, &directory, bytes_max, mechanism);
+        let made = Self::fill(&directory, bytes_max, mechanism);
         made.and_then(|()| Self::open(directory.clone(), id)).inspect_err(|_error| {
             // Whatever of it is there; what cannot be undone goes at the next
             // start.
@@ -128,10 +135,10 @@ impl Space {
         })
     }
 
-    fn fill(spaces: &Path, directory: &Path, bytes_max: u64, mechanism: LimitMechanism) -> Result<()> {
+    fn fill(directory: &Path, bytes_max: u64, mechanism: LimitMechanism) -> Result<()> {
         make_private_directory(&directory.join(CONTENT))?;
         match mechanism {
-            LimitMechanism::ProjectQuota => set_project(spaces, directory, bytes_max),
+            LimitMechanism::ProjectQuota => set_project(directory, bytes_max),
             LimitMechanism::Image => ext4_image::make(&directory.join(IMAGE), bytes_max),
         }
     }
@@ -199,24 +206,42 @@ impl Space {
             tracing::error!(space = %self.0.id, %error, "cannot unmount a space");
         }
     }
-}
 
-/// Gives `directory` a project id that no other space in `spaces` has, and
-/// limits it.
-fn set_project(spaces: &Path, directory: &Path, bytes_max: u64) -> Result<()> {
-    let mut project = PROJECT_FIRST;
-    for entry in fs::read_dir(spaces).named("read directory", spaces)? {
-        let note = entry.named("read directory", spaces)?.path().join(PROJECT);
-        if let Some(taken) = fs::read_to_string(&note).ok().and_then(|text| text.parse::<u32>().ok()) {
-            project = project.max(taken.saturating_add(1));
+    /// Takes a quota away, so that its id is free when the content is removed.
+    pub(crate) fn abandon(&self) {
+        let Kind::Project(project) = self.0.kind else { return };
+        let freed =
+            File::open(self.0.home.path()).and_then(|directory| Ok(quota::set_limit(directory.as_fd(), project, 0)?));
+        if let Err(error) = freed {
+            tracing::error!(space = %self.0.id, %error, "cannot take the limit of a space away");
         }
     }
-    let note = directory.join(PROJECT);
-    fs::write(&note, project.to_string()).named("write", &note)?;
+}
+
+/// Gives the space in `directory` a project id that nothing else on the file
+/// system has, and limits it. Other stores may be on that file system, so the
+/// quota is what tells, not what is in this one.
+fn set_project(directory: &Path, bytes_max: u64) -> Result<()> {
     let content = directory.join(CONTENT);
     let file = File::open(&content).named("open", &content)?;
+    let project = free_project(&file, &content)?;
     quota::set_limit(file.as_fd(), project, bytes_max).named("limit", &content)?;
+    let note = directory.join(PROJECT);
+    fs::write(&note, project.to_string()).named("write", &note)?;
     quota::set_project(file.as_fd(), project).named("set project of", &content)
+}
+
+fn free_project(file: &File, content: &Path) -> Result<u32> {
+    for _ in 0..PROJECT_ATTEMPTS_MAX {
+        let random = random_name().named("project for", content)?;
+        let random = random.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok()).unwrap_or(0);
+        let project = PROJECT_FIRST + random % PROJECTS;
+        let usage = quota::usage(file.as_fd(), project).named("quota of", content)?;
+        if usage == quota::ProjectUsage::default() {
+            return Ok(project);
+        }
+    }
+    Err(std::io::Error::other("no free project id")).named("project for", content)
 }
 
 fn is_mount_point(path: &Path) -> Result<bool> {

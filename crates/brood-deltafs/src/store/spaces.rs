@@ -30,10 +30,8 @@ impl Store {
         let Some(mechanism) = support.mechanism else {
             return Err(StoreError::NoLimits { reason: support.reason });
         };
-        // Under the lock, because project ids are chosen by looking.
-        let mut spaces = self.spaces();
         let space = Space::create(&self.spaces_path(), bytes_max, mechanism)?;
-        spaces.insert(space.id().clone(), OpenSpace { space: space.clone(), discarded: false });
+        self.spaces().insert(space.id().clone(), OpenSpace { space: space.clone(), discarded: false });
         Ok(space)
     }
 
@@ -71,6 +69,7 @@ impl Store {
         for id in ids {
             if let Some(open) = spaces.remove(&id) {
                 layers.retain(|_, layer| layer.home() != open.space.0.home);
+                open.space.abandon();
                 open.space.close();
                 self.throw(&self.0.home, open.space.directory())?;
             }
