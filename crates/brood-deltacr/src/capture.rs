@@ -11,7 +11,8 @@ use rustix::process::Pid;
 use crate::address_space::{AddressSpaceImage, MappedFile, MappingImage, MappingKind, MemoryLayout};
 use crate::checks;
 use crate::descriptors::table::{FileSurvey, OpenFiles};
-use crate::descriptors::{DescriptorImage, Externals};
+use crate::descriptors::terminal::ControllingTerminal;
+use crate::descriptors::{DescriptorImage, EndpointKind, Externals, OpenFileKind};
 use crate::engine_area;
 use crate::error::{Error, NamespacePid, RefusalKind, Result, kernel};
 use crate::mappings;
@@ -70,6 +71,7 @@ pub struct CaptureStatistics {
 struct Surveyed {
     mappings: Arc<[MappingImage]>,
     descriptors: Vec<DescriptorImage>,
+    terminal: Option<ControllingTerminal>,
     working_directory: Box<str>,
     root_directory: Box<str>,
     program: Box<str>,
@@ -126,13 +128,20 @@ impl StoppedTree<'_> {
             }
             surveyed.push(Some(Surveyed {
                 mappings,
+                terminal: None,
                 descriptors: files.add_process(process)?,
                 working_directory: link(process, "cwd")?,
                 root_directory: link(process, "root")?,
                 program: link(process, "exe")?,
             }));
         }
-        Ok((surveyed, files.finish(&self.processes)?))
+        let files = files.finish(&self.processes)?;
+        for (process, surveyed) in self.processes.iter().zip(&mut surveyed) {
+            if let Some(surveyed) = surveyed {
+                surveyed.terminal = controlling_terminal(process, &self.processes, &surveyed.descriptors, &files)?;
+            }
+        }
+        Ok((surveyed, files))
     }
 
     /// Makes sure that code can be run in every process, and that none is left in the middle of
@@ -191,6 +200,7 @@ impl StoppedTree<'_> {
         statistics.copied_pages += copied;
         statistics.memory += started.elapsed();
 
+        let terminal = surveyed.terminal;
         let leader = process.threads.first().ok_or(gone(process.pid))?;
         let pending = ptrace::pending_signals(leader.tid, true).map_err(kernel(leader.tid, "read pending signals"))?;
         Ok(Arc::new(ProcessImage {
@@ -208,6 +218,7 @@ impl StoppedTree<'_> {
             umask: process.status.umask,
             out_of_memory_score: out_of_memory_score(process.pid)?,
             pending,
+            terminal,
             attributes,
         }))
     }
@@ -227,6 +238,37 @@ fn relations(process: &StoppedProcess, all: &[StoppedProcess], init: Pid) -> Res
     found.map(|other| other.inside).ok_or(gone(process.pid))
 }
 
+/// The terminal that a session leader controls, which must be one of its descriptors.
+fn controlling_terminal(
+    process: &StoppedProcess,
+    all: &[StoppedProcess],
+    descriptors: &[DescriptorImage],
+    files: &OpenFiles,
+) -> Result<Option<ControllingTerminal>> {
+    let mut buffer = Vec::new();
+    let stat = proc_files::stat(process.pid, &mut buffer)?;
+    if process.status.session != process.inside.0 || stat.terminal == 0 {
+        return Ok(None);
+    }
+    let descriptor = descriptors.iter().find_map(|descriptor| match &files.files[descriptor.file.0].kind {
+        OpenFileKind::External(file)
+            if file.endpoint.kind == EndpointKind::Terminal && file.endpoint.identity.inode == stat.terminal =>
+        {
+            Some((file.endpoint.identity, descriptor.number))
+        }
+        _ => None,
+    });
+    let reason = "it leads the session of a terminal that it has no descriptor of";
+    let (terminal, descriptor) = descriptor.ok_or_else(|| refuse(process, None, RefusalKind::Terminal, reason))?;
+    let mut foreground = None;
+    for other in all {
+        if proc_files::stat(other.pid, &mut buffer)?.group == stat.foreground {
+            foreground = Some(NamespacePid(other.status.group));
+        }
+    }
+    Ok(Some(ControllingTerminal { terminal, descriptor, foreground }))
+}
+
 fn zombie(process: &StoppedProcess, parent: NamespacePid) -> Result<Arc<ProcessImage>> {
     let status = proc_files::stat(process.pid, &mut Vec::new())?.exit_status;
     Ok(Arc::new(ProcessImage {
@@ -244,6 +286,7 @@ fn zombie(process: &StoppedProcess, parent: NamespacePid) -> Result<Arc<ProcessI
         umask: 0,
         out_of_memory_score: 0,
         pending: Vec::new(),
+        terminal: None,
         attributes: ProcessAttributes::default(),
     }))
 }

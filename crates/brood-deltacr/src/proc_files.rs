@@ -125,6 +125,12 @@ fn parse_status(text: &str) -> Option<Status> {
 pub struct Stat {
     /// State letter.
     pub state: char,
+    /// Process group, as the host sees it.
+    pub group: i32,
+    /// Number of the controlling terminal's device; zero if there is none.
+    pub terminal: u64,
+    /// Group in its foreground, as the host sees it; -1 if there is none.
+    pub foreground: i32,
     /// Start time in clock ticks since boot: with the pid, this names a process for ever.
     pub start_time: u64,
     /// Start and end of code.
@@ -162,6 +168,9 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     Some(Stat {
         state: fields.first()?.chars().next()?,
+        group: fields.get(5 - 3)?.parse().ok()?,
+        terminal: number(7)?,
+        foreground: fields.get(8 - 3)?.parse().ok()?,
         start_time: number(22)?,
         code: (number(26)?, number(27)?),
         stack: number(28)?,

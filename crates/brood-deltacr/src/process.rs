@@ -5,6 +5,7 @@ use brood_kernel::ptrace::SignalInformation;
 
 use crate::address_space::AddressSpaceImage;
 use crate::descriptors::DescriptorImage;
+use crate::descriptors::terminal::ControllingTerminal;
 use crate::error::NamespacePid;
 use crate::signals::{self, ActionsQuery, SignalAction};
 use crate::thread::ThreadImage;
@@ -83,6 +84,8 @@ pub struct ProcessImage {
     pub out_of_memory_score: i32,
     /// Signals that wait for the whole process.
     pub pending: Vec<SignalInformation>,
+    /// The terminal of the session that it leads.
+    pub terminal: Option<ControllingTerminal>,
     /// The rest.
     pub attributes: ProcessAttributes,
 }

@@ -95,7 +95,13 @@ impl<'a> Supplies<'a> {
             ReopenContext { root: self.root, externals: self.externals, pipes: &self.pipes, memories: &self.memories };
         let opened = file.reopen(&context);
         let path = || format!("{:?}", file.kind);
-        self.open.insert(index, opened.map_err(|source| Error::File { path: path(), source })?);
+        let opened = opened.map_err(|source| Error::File { path: path(), source })?;
+        if let OpenFileKind::External(external) = &file.kind
+            && let Some(state) = self.image.open_files.terminals.get(&external.endpoint.identity)
+        {
+            state.apply(opened.as_fd()).map_err(|source| Error::File { path: path(), source })?;
+        }
+        self.open.insert(index, opened);
         Ok(())
     }
 
@@ -125,6 +131,20 @@ impl<'a> Supplies<'a> {
     /// Takes over open files instead of making them.
     pub(crate) fn keep(&mut self, files: BTreeMap<usize, OwnedFd>) {
         self.open.extend(files);
+    }
+
+    /// Gives terminals that processes have their former settings.
+    pub(crate) fn reset_terminals(&self, current: &OpenDescriptors) -> Result<()> {
+        for (identity, state) in &self.image.open_files.terminals {
+            let holder = current.iter().find(|(_, file)| {
+                matches!(&file.kind, OpenFileKind::External(external) if external.endpoint.identity == *identity)
+            });
+            if let Some(((pid, number), _)) = holder {
+                let terminal = duplicate(*pid, *number).and_then(|terminal| state.apply(terminal.as_fd()));
+                terminal.map_err(kernel(*pid, "reset a terminal"))?;
+            }
+        }
+        Ok(())
     }
 
     /// Gives memory that processes share and still have its former content, in place.

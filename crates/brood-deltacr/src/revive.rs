@@ -177,6 +177,9 @@ fn settle(
     puppet.run_if_full(&mut batch, IDENTITY_ROOM)?;
     place_descriptors(puppet, &mut batch, image, received, supplies)?;
     puppet.run_if_full(&mut batch, IDENTITY_ROOM)?;
+    if let Some(terminal) = &image.terminal {
+        terminal.acquire(&mut batch);
+    }
     process::restore_limits(&mut batch, image);
     let mut tasks = vec![puppet.tid];
     for thread in image.threads.iter().skip(1) {

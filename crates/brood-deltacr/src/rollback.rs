@@ -189,6 +189,7 @@ impl<'tree> StoppedTree<'tree> {
             supplies.keep(restore::external_files(image, &tables)?);
         }
         supplies.reset_memories(&self.processes)?;
+        supplies.reset_terminals(&tables)?;
         let mut pages = 0;
         for process in self.processes.iter_mut().filter(|process| !process.is_zombie()) {
             let wanted = image.process(process.inside)?;
@@ -232,11 +233,19 @@ impl<'tree> StoppedTree<'tree> {
 
     fn join_groups(&self, image: &ProcessTreeImage) -> Result<()> {
         for process in self.processes.iter().filter(|process| !process.is_zombie()) {
-            let wanted = image.process(process.inside)?.group;
-            if process.status.group != wanted.0 {
+            let wanted = image.process(process.inside)?;
+            if process.status.group != wanted.group.0 {
                 let puppet = puppet_of(process)?;
                 let mut batch = puppet.batch();
-                batch.call(libc::SYS_setpgid, &[0, u64::from(wanted.0.unsigned_abs())]);
+                batch.call(libc::SYS_setpgid, &[0, u64::from(wanted.group.0.unsigned_abs())]);
+                puppet.run(&batch)?;
+            }
+        }
+        for process in self.processes.iter().filter(|process| !process.is_zombie()) {
+            if let Some(terminal) = image.process(process.inside)?.terminal {
+                let puppet = puppet_of(process)?;
+                let mut batch = puppet.batch();
+                terminal.set_foreground(&mut batch);
                 puppet.run(&batch)?;
             }
         }

@@ -11,6 +11,7 @@ pub mod path;
 pub mod pipe;
 pub mod signal_descriptor;
 pub mod table;
+pub mod terminal;
 pub mod timer_descriptor;
 
 use std::collections::BTreeMap;

@@ -7,9 +7,8 @@ use rustix::io::Errno;
 
 use crate::root::SandboxRoot;
 
-/// Character devices without state: null, zero, full, random, urandom, and `/dev/tty`, which
-/// stands for whatever terminal the process has.
-const HARMLESS_DEVICES: [(u32, u32); 6] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)];
+/// Character devices without state: null, zero, full, random, urandom.
+const HARMLESS_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
 /// Flags that only matter while a file is opened for the first time.
 const OPENING_FLAGS: u32 = (libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY | libc::O_CLOEXEC) as u32;
 /// File systems whose files are views of the kernel's state: opening one again, as somebody

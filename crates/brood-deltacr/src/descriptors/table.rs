@@ -16,6 +16,7 @@ use super::memory_file::{MemoryFile, SharedMemoryImage};
 use super::path::PathFile;
 use super::pipe::{PipeEnd, PipeImage, other_side_is_closed};
 use super::signal_descriptor::SignalDescriptor;
+use super::terminal::TerminalState;
 use super::timer_descriptor::TimerDescriptor;
 use super::{OpenFileImage, OpenFileKind};
 use crate::address_space::ObjectIdentity;
@@ -52,6 +53,8 @@ pub struct OpenFiles {
     pub pipes: BTreeMap<ObjectIdentity, PipeImage>,
     /// Shared memory, mapped or open.
     pub memories: BTreeMap<ObjectIdentity, SharedMemoryImage>,
+    /// Terminals of the engine.
+    pub terminals: BTreeMap<ObjectIdentity, TerminalState>,
 }
 
 /// What is looked at to find out whether two descriptors may share one open file.
@@ -249,7 +252,25 @@ impl<'a> FileSurvey<'a> {
                 pipes.entry(pipe).or_insert(PipeImage { content: Vec::new(), capacity });
             }
         }
-        Ok(OpenFiles { files: self.files, pipes, memories: self.memories })
+        let terminals = self.terminals()?;
+        Ok(OpenFiles { files: self.files, pipes, memories: self.memories, terminals })
+    }
+}
+
+impl FileSurvey<'_> {
+    /// Settings of the terminals among the files.
+    fn terminals(&self) -> Result<BTreeMap<ObjectIdentity, TerminalState>> {
+        let mut terminals = BTreeMap::new();
+        for (file, (pid, number)) in self.files.iter().zip(&self.holders) {
+            let OpenFileKind::External(external) = &file.kind else { continue };
+            let identity = external.endpoint.identity;
+            if external.endpoint.kind != EndpointKind::Terminal || terminals.contains_key(&identity) {
+                continue;
+            }
+            let state = duplicate(*pid, *number).and_then(|terminal| TerminalState::capture(terminal.as_fd()));
+            terminals.insert(identity, state.map_err(kernel(*pid, "look at a terminal"))?);
+        }
+        Ok(terminals)
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use brood_deltacr::address_space::ObjectIdentity;
-use brood_deltacr::descriptors::{Endpoint, ExternalKey, Externals};
+use brood_deltacr::descriptors::{Endpoint, EndpointKind, ExternalKey, Externals};
 use brood_deltacr::{
     PageStore, ProcessTreeImage, RestoreTarget, RollbackRequest, RollbackStatistics, SandboxRoot, Seed, Tree,
 };
@@ -47,15 +47,29 @@ pub fn program(name: &str) -> PathBuf {
 pub struct Pipes {
     input: ObjectIdentity,
     output: ObjectIdentity,
+    /// Number of the device of the program's terminal, if it has one.
+    pub terminal: Option<u64>,
     /// Ends for a fork, handed out once.
     ends: Mutex<Vec<(ExternalKey, OwnedFd)>>,
 }
 
 const INPUT: ExternalKey = ExternalKey(0);
 const OUTPUT: ExternalKey = ExternalKey(1);
+const TERMINAL: ExternalKey = ExternalKey(2);
+
+impl Pipes {
+    /// Gives the next fork a terminal.
+    pub fn offer_terminal(&mut self, terminal: OwnedFd) {
+        self.terminal = Some(rustix::fs::fstat(&terminal).unwrap().st_rdev);
+        self.ends.lock().unwrap().push((TERMINAL, terminal));
+    }
+}
 
 impl Externals for Pipes {
     fn identify(&self, endpoint: &Endpoint) -> Option<ExternalKey> {
+        if endpoint.kind == EndpointKind::Terminal {
+            return (Some(endpoint.identity.inode) == self.terminal).then_some(TERMINAL);
+        }
         let keys = [(self.input, INPUT), (self.output, OUTPUT)];
         keys.into_iter().find(|(identity, _)| *identity == endpoint.identity).map(|(_, key)| key)
     }
@@ -104,6 +118,7 @@ impl Sandbox {
         sandbox.pipes = Pipes {
             input: identity(&input),
             output: identity(&output),
+            terminal: None,
             ends: Mutex::new(vec![(INPUT, input_reader.into()), (OUTPUT, output_writer.into())]),
         };
         sandbox.input = Some(Box::new(input));
@@ -127,7 +142,8 @@ impl Sandbox {
         let init = init.unwrap_or_else(|| panic!("no sandbox: {line}"));
         let input = launcher.stdin.take().unwrap();
         let output = launcher.stdout.take().unwrap();
-        let pipes = Pipes { input: identity(&input), output: identity(&output), ends: Mutex::default() };
+        let pipes =
+            Pipes { input: identity(&input), output: identity(&output), terminal: None, ends: Mutex::default() };
         Self { launcher, _messages: messages, init, input: Some(Box::new(input)), output: Box::new(output), pipes }
     }
 

@@ -10,3 +10,5 @@ mod kinds;
 mod refusals;
 #[cfg(test)]
 mod repointing;
+#[cfg(test)]
+mod terminals;
