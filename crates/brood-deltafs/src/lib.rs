@@ -24,6 +24,7 @@
 mod attributes;
 mod carry;
 mod diff;
+mod durable;
 mod error;
 mod export;
 mod ext4_image;

@@ -248,6 +248,11 @@ impl Store {
         self.0.trash.throw(home, path)
     }
 
+    /// The store's own home.
+    pub(crate) fn home(&self) -> &Home {
+        &self.0.home
+    }
+
     /// The store's own home and those of all spaces.
     pub(crate) fn homes(&self) -> Vec<Home> {
         let spaces = self.spaces();

@@ -69,6 +69,7 @@ fn frozen_layers_count_and_forks_of_them_do_not() {
     let mounted = Mounted::new(&stack, &upper);
     fs::write(mounted.path.join("tmp/bigger"), vec![2; 20 << 20]).unwrap_err();
     drop(mounted);
+    store.make_durable(&stack).unwrap();
     let fork = store.new_upper_in(&store.new_space(LIMIT_BYTES).unwrap(), &stack).unwrap();
     let mounted = Mounted::new(&stack, &fork);
     fs::write(mounted.path.join("tmp/bigger"), vec![2; 20 << 20]).unwrap();
