@@ -86,7 +86,8 @@ pub struct Image {
 
 /// Brings the image that `source` names onto this machine, reusing every layer that is already there.
 ///
-/// Blocks until done. Layers that were complete before a failure stay; nothing else does.
+/// Blocks until done; asynchronous callers run it on a thread for blocking work, because pulls use a runtime of their
+/// own. Layers that were complete before a failure stay; nothing else does.
 pub fn fetch(source: &Source, options: &FetchOptions, progress: &dyn Progress) -> Result<Image, ImageError> {
     origin::fetch(source, options, progress)
 }

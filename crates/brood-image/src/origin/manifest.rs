@@ -95,6 +95,13 @@ pub(super) fn plan(manifest: &ImageManifest, config: &[u8], limits: &Limits) -> 
         if media_type.contains("encrypted") {
             return Err("its layers are encrypted; decrypt it with skopeo first".to_owned());
         }
+        if layer.size() > limits.layer_bytes_max {
+            return Err(format!(
+                "a layer has {} bytes, more than the limit of {}",
+                layer.size(),
+                limits.layer_bytes_max
+            ));
+        }
         Ok(Some((parse_digest(layer)?, layer.size())))
     });
     plan_layers(blobs.collect::<Result<_, _>>()?, config, limits)

@@ -1,13 +1,16 @@
 //! `debian:`, by the real mmdebstrap from the mirrors that the host uses.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use brood_image::{ErrorKind, FetchOptions, Progress, ProgressItem, Source, Stage, fetch};
 
 use crate::images::need;
-use crate::support::{BASE, Place, chain};
+use crate::namespace::UserNamespace;
+use crate::support::{BASE, Place, chain, run};
 
 #[derive(Default)]
 struct Messages {
@@ -64,6 +67,19 @@ fn a_small_system_is_installed_once_and_remembered() {
             .count(),
         0
     );
+
+    // The system runs where it will be used: its root is a shifted id.
+    let namespace = UserNamespace::new();
+    for dir in root.ancestors().take_while(|dir| dir.starts_with(place.path(""))).skip(1) {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o711)).unwrap();
+    }
+    let mut chroot = namespace.command(0, Path::new("/usr/sbin/chroot"));
+    let script = "id -u && dpkg-query --show ed && stat --format=%u:%g:%a /etc/shadow /usr/bin/passwd";
+    let printed = run(chroot.arg(root).args(["sh", "-c", script]));
+    let lines: Vec<_> = printed.lines().collect();
+    assert_eq!(lines[0], "0");
+    assert!(lines[1].starts_with("ed\t"), "{printed}");
+    assert_eq!(lines[2..], ["0:42:640", "0:0:4755"]);
 
     let silent = Messages::default();
     let again = fetch(&source, &place.options(), &silent).unwrap();

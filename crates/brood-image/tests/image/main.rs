@@ -9,6 +9,7 @@ mod hostile;
 mod images;
 mod interruption;
 mod local;
+mod namespace;
 mod registry;
 mod registry_server;
 mod round_trip;

@@ -95,7 +95,7 @@ pub enum RegistryError {
         reason: String,
     },
     /// The cache of downloads cannot be used.
-    #[error("cannot use {path}")]
+    #[error("cannot use {path}; check that its disk has space")]
     Io {
         /// The file or directory.
         path: String,
