@@ -179,7 +179,7 @@ fn page_sets(c: &mut Criterion<ThreadTime>) {
             b.iter(|| {
                 for (number, entry) in &entries {
                     let template = corpus.template(*number);
-                    reader.page(&pool, cohort.dictionaries(), *entry, template, &mut page).expect("stored");
+                    reader.page(&pool, cohort.dictionaries().set(), *entry, template, &mut page).expect("stored");
                 }
             });
         });

@@ -105,7 +105,7 @@ fn squeeze(corpus: &Corpus, settings: EncoderSettings, train: bool) -> Result<Ou
         let mut contents = sibling.iter();
         for ((number, entry), codec) in table.iter().zip(codecs) {
             let begin = Instant::now();
-            reader.page(&pool, cohort.dictionaries(), entry, corpus.template(number), &mut page)?;
+            reader.page(&pool, cohort.dictionaries().set(), entry, corpus.template(number), &mut page)?;
             let took = begin.elapsed();
             outcome.decode += took;
             outcome.by_codec[*codec as usize].3 += took;

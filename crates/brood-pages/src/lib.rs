@@ -31,7 +31,7 @@
 //! assert!(pool.frame_bytes(entry)? < 8);
 //!
 //! let mut back = [0; PAGE_SIZE];
-//! Reader::new().page(&pool, cohort.dictionaries(), entry, Some(&template), &mut back)?;
+//! Reader::new().page(&pool, cohort.dictionaries().set(), entry, Some(&template), &mut back)?;
 //! assert_eq!(back, page);
 //! # Ok(())
 //! # }

@@ -14,6 +14,8 @@ mod squeezer;
 pub use reader::Reader;
 pub use squeezer::{Plan, Squeezed, Squeezer};
 
+use std::sync::Arc;
+
 use crate::codec::duplicate::{self, DuplicateIndex};
 use crate::page::Page;
 use crate::pool::{CohortId, Pool, PoolError, Region};
@@ -135,7 +137,10 @@ impl Cohort {
             return None;
         }
         let mut dictionaries = std::mem::take(&mut self.dictionaries);
-        let decode = |entry, page: &mut Page| pool.cohort_of(entry) == Some(self.id) && reader.fresh(pool, entry, page);
+        let set = Arc::clone(dictionaries.set());
+        let decode = |entry, page: &mut Page| {
+            pool.cohort_of(entry) == Some(self.id) && reader.page(pool, &set, entry, None, page).is_ok()
+        };
         let training = dictionaries.training(pool, self.id, decode);
         self.dictionaries = dictionaries;
         training

@@ -4,7 +4,7 @@ use crate::codec::frame::Frame;
 use crate::codec::{Codec, DecodeError, Decoder, References, zstd_dictionary};
 use crate::page::{EntryId, PAGE_SIZE, Page};
 use crate::pool::{Pool, PoolError, Region};
-use crate::reference::Dictionaries;
+use crate::reference::DictionarySet;
 
 /// Turns entries back into pages, one thread's worth.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Reader {
     pub fn page<R: Region>(
         &mut self,
         pool: &Pool<R>,
-        dictionaries: &Dictionaries,
+        dictionaries: &DictionarySet,
         entry: EntryId,
         template: Option<&Page>,
         page: &mut Page,
@@ -69,7 +69,7 @@ impl Reader {
 
 fn dictionary_for<'d>(
     frame: &Frame<'_>,
-    dictionaries: &'d Dictionaries,
+    dictionaries: &'d DictionarySet,
 ) -> Result<Option<&'d zstd_dictionary::Dictionary>, DecodeError> {
     if frame.codec != Codec::ZstdDictionary {
         return Ok(None);

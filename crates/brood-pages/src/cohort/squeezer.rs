@@ -2,6 +2,7 @@
 
 use super::{Cohort, Reader};
 use crate::codec::duplicate::content_hash;
+use crate::codec::zstd_dictionary::Dictionary;
 use crate::codec::{Candidates, Codec, CodecSet, Encoder, EncoderSettings};
 use crate::page::{EntryId, PAGE_SIZE, Page, PageKey, ZERO_PAGE};
 use crate::pool::{Pool, PoolError, Region, Stamp};
@@ -33,6 +34,8 @@ pub struct Plan {
     action: Action,
     /// The key's reference, if it has one.
     reference: Option<EntryId>,
+    /// The dictionary that was current.
+    dictionary: Option<u16>,
     hash: Option<u64>,
     features: Option<Features>,
 }
@@ -110,7 +113,8 @@ impl Squeezer {
         page: &Page,
         template: Option<&Page>,
     ) -> Result<Plan, PoolError> {
-        let mut plan = Plan { key, action: Action::Drop, reference: None, hash: None, features: None };
+        let mut plan =
+            Plan { key, action: Action::Drop, reference: None, dictionary: None, hash: None, features: None };
         if page == template.unwrap_or(&ZERO_PAGE) {
             return Ok(plan);
         }
@@ -120,7 +124,7 @@ impl Squeezer {
         if let Some(reference) = cohort.references.get(key).filter(|_| usable) {
             let stamp = pool.stamp(reference)?;
             plan.reference = Some(stamp.name());
-            self.reader.page(pool, &cohort.dictionaries, reference, template, &mut self.sibling)?;
+            self.reader.page(pool, cohort.dictionaries.set(), reference, template, &mut self.sibling)?;
             if *self.sibling == *page && codecs.contains(Codec::Duplicate) {
                 plan.action = Action::Share(stamp);
                 return Ok(plan);
@@ -142,6 +146,7 @@ impl Squeezer {
             plan.features = Some(features);
             (base, entry) = self.choose_base(cohort, pool, features, template, entry);
         }
+        plan.dictionary = cohort.dictionaries.current().map(Dictionary::version);
         plan.action = self.encode(cohort, page, base, entry);
         if matches!(plan.action, Action::Store { codec: Codec::ZstdEntry, .. }) {
             plan.action = self.prefer_standalone(cohort, page, template, plan.action);
@@ -192,11 +197,8 @@ impl Squeezer {
 
     fn encode(&mut self, cohort: &Cohort, page: &Page, template: Option<&Page>, entry: Option<Stamp>) -> Action {
         let entries = entry.map(|stamp| (stamp.name(), &*self.sibling));
-        let candidates = Candidates {
-            template,
-            entries: entries.as_slice(),
-            dictionary: cohort.dictionaries.current().map(AsRef::as_ref),
-        };
+        let candidates =
+            Candidates { template, entries: entries.as_slice(), dictionary: cohort.dictionaries.current() };
         let encoded = self.encoder.encode(page, candidates);
         self.frame.clear();
         self.frame.extend_from_slice(encoded.frame);
@@ -216,7 +218,7 @@ impl Squeezer {
         let entry = cohort.duplicates.find(hash)?;
         let stamp = pool.stamp(entry).ok().filter(|_| pool.cohort_of(entry) == Some(cohort.id));
         let equal = stamp.is_some()
-            && self.reader.page(pool, &cohort.dictionaries, entry, template, &mut self.other).is_ok()
+            && self.reader.page(pool, cohort.dictionaries.set(), entry, template, &mut self.other).is_ok()
             && *self.other == *page;
         if !equal {
             cohort.duplicates.remove(hash, entry);
@@ -233,7 +235,7 @@ impl Squeezer {
         self.reader.fresh(pool, entry, &mut self.other).then_some(stamp)
     }
 
-    /// Carries out a plan that the last [`Squeezer::prepare`] made. `None` if an entry that it relies on was freed meanwhile:
+    /// Carries out a plan that the last [`Squeezer::prepare`] made. `None` if an entry or dictionary that it relies on is gone:
     /// nothing was changed, prepare again.
     ///
     /// # Errors
@@ -256,7 +258,9 @@ impl Squeezer {
                 Ok(Some(Squeezed::Pooled(stamp.name(), Codec::Duplicate)))
             }
             Action::Store { codec, against } => {
-                if against.is_some_and(|stamp| !pool.is_current(stamp)) {
+                let version = plan.dictionary.filter(|_| codec == Codec::ZstdDictionary);
+                let retired = version.is_some_and(|version| cohort.dictionaries.set().get(version).is_none());
+                if retired || against.is_some_and(|stamp| !pool.is_current(stamp)) {
                     return Ok(None);
                 }
                 let entry = pool.store(cohort.id, &self.frame)?;

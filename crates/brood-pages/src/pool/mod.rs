@@ -44,6 +44,7 @@ mod region;
 mod shares;
 mod space;
 mod store;
+mod usage;
 
 pub use block::BLOCK_BYTES;
 pub use compact::CompactionReport;
@@ -51,7 +52,8 @@ pub use error::PoolError;
 pub use page_table::PageTable;
 pub use region::{MemoryRegion, Region};
 pub use shares::shares;
-pub use store::{CodecCounts, CohortId, CohortUsage, Pool, PoolUsage, Stamp};
+pub use store::{CohortId, Pool, Stamp};
+pub use usage::{CodecCounts, CohortUsage, PoolUsage};
 
 #[cfg(test)]
 mod model_tests;

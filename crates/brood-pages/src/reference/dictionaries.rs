@@ -32,11 +32,29 @@ const PAYS_FACTOR: f64 = 2.0;
 /// A new version is trained when so many times the fresh pages of the last training have been stored since.
 const RETRAIN_GROWTH: u64 = 4;
 
+/// The versions that entries may need, as of some moment. Whoever decodes keeps a shared copy, so that it never waits for
+/// who encodes; an entry that is newer than the copy gives [`MissingDictionary`], which means: fetch the set again.
+///
+/// [`MissingDictionary`]: crate::codec::DecodeError::MissingDictionary
+#[derive(Clone, Debug, Default)]
+pub struct DictionarySet {
+    versions: Vec<Arc<Dictionary>>,
+}
+
+impl DictionarySet {
+    /// The dictionary of this version.
+    #[must_use]
+    pub fn get(&self, version: u16) -> Option<&Dictionary> {
+        self.versions.iter().find(|dictionary| dictionary.version() == version).map(AsRef::as_ref)
+    }
+}
+
 /// The dictionaries of one cohort.
 #[derive(Debug, Default)]
 pub struct Dictionaries {
-    current: Option<Arc<Dictionary>>,
-    old: Vec<Arc<Dictionary>>,
+    /// All versions; the current one is the last, if [`Dictionaries::has_current`].
+    set: Arc<DictionarySet>,
+    has_current: bool,
     /// A uniform sample of entries that were stored without reference (reservoir sampling).
     sample: Vec<EntryId>,
     /// Fresh pages seen since the last training.
@@ -56,14 +74,14 @@ impl Dictionaries {
 
     /// The dictionary for new pages.
     #[must_use]
-    pub fn current(&self) -> Option<&Arc<Dictionary>> {
-        self.current.as_ref()
+    pub fn current(&self) -> Option<&Dictionary> {
+        self.set.versions.last().filter(|_| self.has_current).map(AsRef::as_ref)
     }
 
-    /// The dictionary of this version.
+    /// All versions, for decoding.
     #[must_use]
-    pub fn get(&self, version: u16) -> Option<&Dictionary> {
-        self.current.iter().chain(&self.old).find(|dictionary| dictionary.version() == version).map(AsRef::as_ref)
+    pub fn set(&self) -> &Arc<DictionarySet> {
+        &self.set
     }
 
     /// Hears of an entry that was stored without reference.
@@ -93,8 +111,7 @@ impl Dictionaries {
     /// Memory that a new dictionary may take beside the old versions. (The current one becomes an old one that decodes only.)
     fn affordable_bytes<R: Region>(&self, pool: &Pool<R>, cohort: CohortId) -> u64 {
         let limit = pool.cohort_usage(cohort).frame_bytes / POOL_PART;
-        let current = self.current.iter().map(|dictionary| dictionary.retired().memory_bytes() as u64);
-        let held = self.old.iter().map(|dictionary| dictionary.memory_bytes() as u64).chain(current);
+        let held = self.set.versions.iter().map(|dictionary| dictionary.retired().memory_bytes() as u64);
         limit.saturating_sub(held.sum())
     }
 
@@ -121,33 +138,40 @@ impl Dictionaries {
             pages,
             memory_bytes,
             fresh_bytes,
-            current: self.current.clone(),
+            current: self.set.versions.last().filter(|_| self.has_current).cloned(),
         })
     }
 
     /// Makes a trained dictionary the one for new pages. The one before stays for as long as entries need it.
     pub fn install<R: Region>(&mut self, pool: &Pool<R>, cohort: CohortId, trained: &TrainedDictionary) {
-        while pool.dictionary_uses(cohort, self.next_version) != 0 || self.get(self.next_version).is_some() {
+        while pool.dictionary_uses(cohort, self.next_version) != 0 || self.set.get(self.next_version).is_some() {
             self.next_version = self.next_version.wrapping_add(1);
         }
         let dictionary = Dictionary::new(self.next_version, &trained.bytes, trained.level);
-        let former = self.current.replace(Arc::new(dictionary));
-        self.old.extend(former.map(|former| Arc::new(former.retired())));
         self.next_version = self.next_version.wrapping_add(1);
+        let former = self.set.versions.iter().map(|former| Arc::new(former.retired()));
+        self.set = Arc::new(DictionarySet { versions: former.chain([Arc::new(dictionary)]).collect() });
+        self.has_current = true;
         self.retire(pool, cohort);
     }
 
     /// Drops old versions that no entry needs any more; returns how many.
     pub fn retire<R: Region>(&mut self, pool: &Pool<R>, cohort: CohortId) -> usize {
-        let before = self.old.len();
-        self.old.retain(|dictionary| pool.dictionary_uses(cohort, dictionary.version()) != 0);
-        before - self.old.len()
+        let current = self.current().map(Dictionary::version);
+        let needed = |version| Some(version) == current || pool.dictionary_uses(cohort, version) != 0;
+        let left: Vec<_> =
+            self.set.versions.iter().filter(|dictionary| needed(dictionary.version())).cloned().collect();
+        let retired = self.set.versions.len() - left.len();
+        if retired != 0 {
+            self.set = Arc::new(DictionarySet { versions: left });
+        }
+        retired
     }
 
     /// Memory of all versions, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        let digested = self.current.iter().chain(&self.old).map(|dictionary| dictionary.memory_bytes());
+        let digested = self.set.versions.iter().map(|dictionary| dictionary.memory_bytes());
         digested.sum::<usize>() + self.sample.capacity() * size_of::<EntryId>()
     }
 }

@@ -12,6 +12,6 @@ mod dictionaries;
 mod elected;
 mod similarity;
 
-pub use dictionaries::{Dictionaries, TrainedDictionary, Training};
+pub use dictionaries::{Dictionaries, DictionarySet, TrainedDictionary, Training};
 pub use elected::ReferenceTable;
 pub use similarity::{Features, SimilarityIndex};

@@ -126,7 +126,7 @@ impl World {
         let template = template_page(PageNumber(number));
         let mut page = template.clone().unwrap_or(Box::new(ZERO_PAGE));
         if let Some(entry) = sandbox.table.get(PageNumber(number)) {
-            let dictionaries = self.cohort.dictionaries();
+            let dictionaries = self.cohort.dictionaries().set();
             self.reader.page(&self.pool, dictionaries, entry, template.as_deref(), &mut page)?;
             sandbox.table.remove(&mut self.pool, PageNumber(number))?;
         }
@@ -258,24 +258,29 @@ fn a_dictionary_that_pays_is_used_and_old_versions_live_as_long_as_needed() {
     let trained = training.run(3).expect("pages that share phrases gain");
     assert!(trained.gain > 0.2, "gain {}", trained.gain);
     cohort.install(&pool, &trained);
-    let version = cohort.dictionaries().current().expect("just installed").version();
     let limit = pool.usage().frame_bytes / 50;
     assert!((cohort.dictionaries().memory_bytes() as u64) < limit, "dictionaries take more than 2 %");
+    // A plan made with a version that is replaced before anything was stored with it must not be carried out.
+    let late = PageKey { lineage: Lineage(0), page: PageNumber(1 << 20) };
+    let plan = squeezer.prepare(&mut cohort, &pool, late, &fresh(12_345), None).expect("readable");
+    cohort.install(&pool, &trained);
+    assert_eq!(squeezer.commit(&mut cohort, &mut pool, plan).expect("no error"), None);
+    let version = cohort.dictionaries().current().expect("just installed").version();
     let second = store(12_000..12_100, &mut pool, &mut cohort, &mut squeezer);
     assert!(second.iter().filter(|(_, _, codec)| *codec == Codec::ZstdDictionary).count() > 80);
     assert!(pool.dictionary_uses(CohortId(1), version) > 80);
     cohort.install(&pool, &trained);
     assert_ne!(cohort.dictionaries().current().expect("installed").version(), version);
-    assert!(cohort.dictionaries().get(version).is_some(), "entries still need it");
+    assert!(cohort.dictionaries().set().get(version).is_some(), "entries still need it");
     kept.extend(second.into_iter().map(|(i, entry, _)| (i, entry)));
     let mut page = [0; PAGE_SIZE];
     for (i, entry) in kept {
-        reader.page(&pool, cohort.dictionaries(), entry, None, &mut page).expect("stored");
+        reader.page(&pool, cohort.dictionaries().set(), entry, None, &mut page).expect("stored");
         assert!(page == *fresh(i));
         pool.release(entry).expect("held");
     }
     assert_eq!(cohort.retire_dictionaries(&pool), 1);
-    assert!(cohort.dictionaries().get(version).is_none());
+    assert!(cohort.dictionaries().set().get(version).is_none());
 }
 
 #[test]
@@ -301,6 +306,6 @@ fn a_plan_whose_reference_was_freed_is_not_carried_out() {
     let again = squeezer.squeeze(&mut cohort, &mut pool, key(2), &page, None).expect("room");
     let Squeezed::Pooled(entry, _) = again else { panic!("not a page of zeros") };
     let mut back = [0; PAGE_SIZE];
-    Reader::new().page(&pool, cohort.dictionaries(), entry, None, &mut back).expect("stored");
+    Reader::new().page(&pool, cohort.dictionaries().set(), entry, None, &mut back).expect("stored");
     assert!(back == *page);
 }

@@ -43,7 +43,7 @@ fn squeeze_and_check(work: Work) -> Option<f64> {
                 None => assert!(**content == *corpus.template(*number).unwrap_or(&ZERO_PAGE)),
                 Some(entry) => {
                     let template = corpus.template(*number);
-                    reader.page(&pool, cohort.dictionaries(), entry, template, &mut page).expect("stored");
+                    reader.page(&pool, cohort.dictionaries().set(), entry, template, &mut page).expect("stored");
                     assert!(page == **content, "{number:?} came back wrong");
                 }
             }

@@ -64,7 +64,7 @@ fn live(sandbox: u64, pool: &RwLock<Pool<MemoryRegion>>, cohort: &Mutex<Cohort>)
             let Some(entry) = table.get(PageNumber(number)) else { continue };
             let cohort = cohort.lock().expect("no thread panicked");
             let pool = pool.read().expect("no thread panicked");
-            reader.page(&pool, cohort.dictionaries(), entry, Some(&template), &mut page).expect("stored");
+            reader.page(&pool, cohort.dictionaries().set(), entry, Some(&template), &mut page).expect("stored");
             assert!(page == *content(sandbox, number, round), "sandbox {sandbox}, page {number}, round {round}");
         }
         let gone = PageNumber(round % PAGES)..PageNumber(PAGES);
