@@ -85,6 +85,8 @@ pub enum NetworkError {
 pub(crate) struct Shared {
     pub(crate) configuration: NetworkConfiguration,
     pub(crate) mtu_bytes: u32,
+    /// Whether the kernel was started with IPv6; without it, requests about it are errors.
+    pub(crate) kernel_has_v6: bool,
     /// Ranges that no sandbox reaches.
     pub(crate) never: Vec<Cidr>,
     pub(crate) relay: RelayHandle,
@@ -163,6 +165,7 @@ impl Network {
         let shared = Arc::new(Shared {
             configuration,
             mtu_bytes,
+            kernel_has_v6: std::path::Path::new("/proc/net/if_inet6").exists(),
             never,
             relay: relay.handle(),
             filter: Mutex::new(Filter { firewall, policies, groups: Groups::default() }),
@@ -265,7 +268,7 @@ impl Network {
                     mtu_bytes: self.shared.mtu_bytes,
                 },
             );
-            link::up_without_link_local(&mut batch, index);
+            link::up_without_link_local(&mut batch, index, self.shared.kernel_has_v6);
             link::add_host_route(&mut batch, index, outside_v4, plan.gateway_v4.into());
             if configuration.with_ipv6 {
                 link::add_host_route(&mut batch, index, outside_v6, plan.gateway_v6.into());
@@ -285,7 +288,7 @@ impl Network {
         let plan = &configuration.addresses;
         let mut batch = Batch::new();
         link::up(&mut batch, InterfaceIndex::LOOPBACK);
-        link::up_without_link_local(&mut batch, INSIDE_INDEX);
+        link::up_without_link_local(&mut batch, INSIDE_INDEX, self.shared.kernel_has_v6);
         let bits = plan.inside_prefix_bits_v4;
         link::add_address(&mut batch, INSIDE_INDEX, plan.inside_v4.into(), bits);
         link::add_default_route(&mut batch, INSIDE_INDEX, plan.gateway_v4.into());

@@ -105,13 +105,16 @@ pub(crate) fn up(batch: &mut Batch, index: InterfaceIndex) {
     batch.push("bring a link up", &rt_link::Request::new().op_setlink_do(&up_header(index)));
 }
 
-/// Brings a link up that gets no IPv6 link-local address. Two requests: in one, the link would be up before it is told.
-pub(crate) fn up_without_link_local(batch: &mut Batch, index: InterfaceIndex) {
-    let mut header = Ifinfomsg::new();
-    header.ifi_index = index.signed();
-    let mut request = rt_link::Request::new().op_setlink_do(&header);
-    request.encode().nested_af_spec().nested_inet6().push_addr_gen_mode(ADDRESS_GENERATION_NONE);
-    batch.push("keep a link from making addresses", &request);
+/// Brings a link up that gets no IPv6 link-local address, on a kernel that has IPv6. Two requests: in one, the link would be
+/// up before it is told.
+pub(crate) fn up_without_link_local(batch: &mut Batch, index: InterfaceIndex, kernel_has_v6: bool) {
+    if kernel_has_v6 {
+        let mut header = Ifinfomsg::new();
+        header.ifi_index = index.signed();
+        let mut request = rt_link::Request::new().op_setlink_do(&header);
+        request.encode().nested_af_spec().nested_inet6().push_addr_gen_mode(ADDRESS_GENERATION_NONE);
+        batch.push("keep a link from making addresses", &request);
+    }
     up(batch, index);
 }
 

@@ -21,6 +21,19 @@ fn a_sandbox_gets_out_over_tcp_and_udp() {
 }
 
 #[test]
+fn hosts_that_check_where_packets_come_from_do_not_mind() {
+    let world = World::new();
+    world.host.shell("for i in all default up0; do echo 1 > /proc/sys/net/ipv4/conf/$i/rp_filter; done");
+    let network = world.start(World::configuration());
+    let sandbox = Namespace::new();
+    let _attachment = network.attach(sandbox.descriptor(), NetworkPolicy::all()).unwrap();
+    let _names = name_server(&world.internet, RESOLVER, &[("a.example", &["203.0.113.1"])]);
+    let _web = greeter(&world.internet, "203.0.113.1:8000");
+    look_up(&sandbox, "a.example").unwrap();
+    assert_eq!(fetch(&sandbox, "203.0.113.1:8000").unwrap(), "10.77.0.2");
+}
+
+#[test]
 fn every_sandbox_sees_the_same_interface() {
     let world = World::new();
     let network = world.start(World::configuration());
