@@ -411,3 +411,12 @@ pub(crate) fn keep(namespace: BorrowedFd<'_>) -> Result<OwnedFd, NetworkError> {
         .try_clone_to_owned()
         .map_err(|source| NetworkError::Socket { action: "keep the sandbox's network namespace", source })
 }
+
+/// Daemons share these between threads.
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<Network>();
+    is_shared::<Prepared>();
+    is_shared::<Attachment>();
+    is_shared::<crate::port_forward::PortForward>();
+};

@@ -135,7 +135,8 @@ struct Joined {
     streams: [TcpStream; 2],
     /// What goes to the stream of the same position.
     ways: [Way; 2],
-    watched: [EventFlags; 2],
+    /// What each stream is watched for, if it is.
+    watched: [Option<EventFlags>; 2],
 }
 
 /// One direction.
@@ -147,6 +148,13 @@ struct Way {
     is_ending: bool,
     /// The target was told.
     has_ended: bool,
+}
+
+/// What was reported of one stream of a pair.
+#[derive(Debug, Clone, Copy)]
+struct Report {
+    position: usize,
+    flags: EventFlags,
 }
 
 impl Way {
@@ -173,7 +181,7 @@ impl Copier {
                             return;
                         }
                     }
-                    token => self.advance(token >> 1),
+                    token => self.advance(token >> 1, Report { position: (token & 1) as usize, flags: event.flags }),
                 }
             }
         }
@@ -220,20 +228,24 @@ impl Copier {
             reason: pair.reason,
             streams,
             ways: [Way::default(), to_second],
-            watched: [EventFlags::empty(); 2],
+            watched: [Some(EventFlags::empty()); 2],
         };
         self.pairs.insert(number, joined);
-        self.advance(number);
+        self.advance(number, Report { position: 0, flags: EventFlags::empty() });
         Ok(())
     }
 
     /// Copies what can be copied; ends the pair when both directions have ended or one has failed.
-    fn advance(&mut self, number: u64) {
+    ///
+    /// A failed stream is reported for ever, also when nothing is to be read from it or written to it, so the report itself
+    /// ends the pair.
+    fn advance(&mut self, number: u64, report: Report) {
         let Some(pair) = self.pairs.get_mut(&number) else {
             return;
         };
         let is_going_on = match pair.copy() {
-            Ok(()) => !pair.ways.iter().all(|way| way.has_ended) && pair.watch(&self.epoll, number).is_ok(),
+            Ok(()) if report.flags.contains(EventFlags::ERR) => pair.cut(),
+            Ok(()) => !pair.ways.iter().all(|way| way.has_ended) && pair.watch(&self.epoll, number, report).is_ok(),
             Err(_) => pair.cut(),
         };
         if !is_going_on {
@@ -292,8 +304,12 @@ impl Joined {
     }
 
     /// Waits for what the next step of each direction needs.
-    fn watch(&mut self, epoll: &OwnedFd, number: u64) -> io::Result<()> {
+    ///
+    /// That a stream has ended both ways is reported for ever, asked for or not, while the other stream may take its time:
+    /// such a stream is not watched until something is wanted of it again.
+    fn watch(&mut self, epoll: &OwnedFd, number: u64, report: Report) -> io::Result<()> {
         for position in 0..2 {
+            let stream = &self.streams[position];
             let outgoing = &self.ways[position];
             let incoming = &self.ways[1 - position];
             let mut wanted = EventFlags::empty();
@@ -303,10 +319,22 @@ impl Joined {
             if incoming.is_empty() && !incoming.is_ending {
                 wanted |= EventFlags::IN;
             }
-            if wanted != self.watched[position] {
-                let token = EventData::new_u64(number << 1 | position as u64);
-                epoll::modify(epoll, &self.streams[position], token, wanted)?;
-                self.watched[position] = wanted;
+            let has_hung_up = report.position == position && report.flags.contains(EventFlags::HUP);
+            let token = EventData::new_u64(number << 1 | position as u64);
+            match self.watched[position] {
+                Some(_) if wanted.is_empty() && has_hung_up => {
+                    epoll::delete(epoll, stream)?;
+                    self.watched[position] = None;
+                }
+                Some(watched) if watched != wanted => {
+                    epoll::modify(epoll, stream, token, wanted)?;
+                    self.watched[position] = Some(wanted);
+                }
+                None if !wanted.is_empty() => {
+                    epoll::add(epoll, stream, token, wanted)?;
+                    self.watched[position] = Some(wanted);
+                }
+                Some(_) | None => {}
             }
         }
         Ok(())
@@ -326,5 +354,129 @@ pub(crate) fn reset_when_closed(stream: &TcpStream) {
     let now = Some(std::time::Duration::ZERO);
     if let Err(error) = rustix::net::sockopt::set_socket_linger(stream, now) {
         tracing::debug!(%error, "a connection will end without a reset");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::time::Timespec;
+
+    use super::*;
+
+    /// Two ends of one connection.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    fn joined(relay: &Relay, to_second: &[u8]) -> (TcpStream, TcpStream) {
+        let (near, first) = connection();
+        let (far, second) = connection();
+        relay.handle().join(Pair { slot: Slot(1), first, second, to_second: to_second.to_vec(), reason: None });
+        (near, far)
+    }
+
+    fn text(mut stream: &TcpStream) -> String {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    /// Processor time that the copying threads of this process have used.
+    fn relay_ticks() -> u64 {
+        std::fs::read_dir("/proc/self/task")
+            .unwrap()
+            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")).ok())
+            .filter_map(|stat| {
+                let (name, fields) = stat.rsplit_once(") ")?;
+                let fields: Vec<&str> = fields.split(' ').collect();
+                // Fields 14 and 15 of proc_pid_stat(5), counted from the state.
+                let ticks = |position: usize| fields.get(position)?.parse::<u64>().ok();
+                name.ends_with("(network-relay").then_some(ticks(11)? + ticks(12)?)
+            })
+            .sum()
+    }
+
+    /// Reads from a stream that does not block, when there is something.
+    fn read_when_ready(mut stream: &TcpStream) -> usize {
+        poll(&mut [PollFd::new(stream, PollFlags::IN)], Some(&Timespec { tv_sec: 5, tv_nsec: 0 })).unwrap();
+        stream.read(&mut [0]).unwrap()
+    }
+
+    #[test]
+    fn each_direction_ends_by_itself() {
+        let mut relay = Relay::start().unwrap();
+        let (near, far) = joined(&relay, b"greeting ");
+        (&near).write_all(b"question").unwrap();
+        near.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(text(&far), "greeting question");
+        (&far).write_all(b"answer").unwrap();
+        drop(far);
+        assert_eq!(text(&near), "answer");
+        relay.stop();
+    }
+
+    #[test]
+    fn a_reset_reaches_the_other_side() {
+        let mut relay = Relay::start().unwrap();
+        let (near, mut far) = joined(&relay, b"");
+        // Half closed first: nothing is left to be read or written when the reset comes.
+        near.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+        reset_when_closed(&near);
+        drop(near);
+        let mut descriptors = [PollFd::new(&far, PollFlags::empty())];
+        poll(&mut descriptors, Some(&Timespec { tv_sec: 5, tv_nsec: 0 })).unwrap();
+        assert!(descriptors[0].revents().contains(PollFlags::ERR), "{:?}", descriptors[0].revents());
+        relay.stop();
+    }
+
+    #[test]
+    fn waiting_for_a_slow_reader_costs_no_time() {
+        let mut relay = Relay::start().unwrap();
+        let (near, far) = joined(&relay, b"");
+        near.set_nonblocking(true).unwrap();
+        // More than all buffers hold, then the end; nobody reads.
+        let mut sent = 0;
+        let mut idle = 0;
+        while idle < 50 {
+            match (&near).write(&[1; 65_536]) {
+                Ok(count) => {
+                    sent += count;
+                    idle = 0;
+                }
+                Err(_) => {
+                    idle += 1;
+                    poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 2_000_000 })).unwrap();
+                }
+            }
+        }
+        far.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(read_when_ready(&near), 0);
+        near.shutdown(Shutdown::Both).unwrap();
+        // Room for the rest and the end to arrive at the relay, but not to leave it.
+        let mut received = 0;
+        let mut far = far;
+        while received < sent / 3 {
+            received += far.read(&mut [0; 65_536]).unwrap();
+        }
+        let before = relay_ticks();
+        poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 300_000_000 })).unwrap();
+        let spent = relay_ticks() - before;
+        // A thread that spins for 300 ms uses thirty ticks of 10 ms.
+        assert!(spent < 10, "{spent} ticks of processor time while waiting");
+        let mut part = vec![0; 65_536];
+        loop {
+            match far.read(&mut part) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => received += count,
+            }
+        }
+        assert_eq!(received, sent);
+        relay.stop();
     }
 }
