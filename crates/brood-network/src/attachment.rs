@@ -10,7 +10,7 @@ use crate::dns::LookUp;
 use crate::firewall::{AppliedPolicy, Port};
 use crate::inward::{self, ConnectError};
 use crate::janitor::{JanitorHandle, Removal};
-use crate::netlink::connections;
+use crate::netlink::{connections, link};
 use crate::network::{Filter, NetworkError, Shared, lock};
 use crate::policy::NetworkPolicy;
 use crate::port_forward::{PortForward, Target};
@@ -80,6 +80,19 @@ impl Connection {
             }
         }
     }
+}
+
+/// What went over a sandbox's connection, as the sandbox sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Traffic {
+    /// Bytes that the sandbox sent.
+    pub sent_bytes: u64,
+    /// Packets that the sandbox sent.
+    pub sent_packets: u64,
+    /// Bytes that reached the sandbox.
+    pub received_bytes: u64,
+    /// Packets that reached the sandbox.
+    pub received_packets: u64,
 }
 
 /// A sandbox on the network. Dropping it disconnects the sandbox, a moment later; [`Attachment::detach`] waits for it.
@@ -178,6 +191,23 @@ impl Attachment {
         };
         PortForward::start(local, target, shared.relay.clone())
             .map_err(|source| NetworkError::Socket { action: "listen on the forwarded address", source })
+    }
+
+    /// What the sandbox has sent and received since it was connected, headers included. What its limits or its policy
+    /// stopped counts as sent.
+    ///
+    /// # Errors
+    /// The kernel refuses, or the sandbox has deleted its interface.
+    pub fn traffic(&self) -> Result<Traffic, NetworkError> {
+        let mut links = lock(&self.connection.shared.links);
+        let counters = link::counters(&mut links, self.connection.port.interface)?;
+        // What the host's end of the veth receives is what the sandbox sent.
+        Ok(Traffic {
+            sent_bytes: counters.received_bytes,
+            sent_packets: counters.received_packets,
+            received_bytes: counters.sent_bytes,
+            received_packets: counters.sent_packets,
+        })
     }
 
     /// The sandbox's IPv4 address outside: what tells it apart in logs and to the members of its groups.

@@ -51,7 +51,7 @@ mod sandbox;
 mod slots;
 
 pub use address::{AddressPlan, Cidr, ParseCidrError};
-pub use attachment::{Attachment, Prepared};
+pub use attachment::{Attachment, Prepared, Traffic};
 pub use configuration::{ConfigurationError, NetworkConfiguration};
 pub use dns::{LoggedVerdict, LookUp};
 pub use egress::{EgressError, EgressOptions};

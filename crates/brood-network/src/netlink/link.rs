@@ -274,6 +274,35 @@ fn bits(address: IpAddr) -> u8 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
+/// What went over a link since it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct LinkCounters {
+    pub(crate) received_bytes: u64,
+    pub(crate) received_packets: u64,
+    pub(crate) sent_bytes: u64,
+    pub(crate) sent_packets: u64,
+}
+
+/// The counters of a link.
+pub(crate) fn counters(socket: &mut Socket, index: InterfaceIndex) -> Result<LinkCounters, NetlinkError> {
+    let mut header = Ifinfomsg::new();
+    header.ifi_index = index.signed();
+    let mut counters = LinkCounters::default();
+    let request = rt_link::Request::new().op_getlink_do(&header);
+    socket.query("read the counters of a link", &request, |payload| {
+        let (_, attributes) = <rt_link::OpGetlinkDo<'_> as NetlinkRequest>::decode_reply(payload);
+        if let Ok(stats) = attributes.get_stats64() {
+            counters = LinkCounters {
+                received_bytes: stats.rx_bytes,
+                received_packets: stats.rx_packets,
+                sent_bytes: stats.tx_bytes,
+                sent_packets: stats.tx_packets,
+            };
+        }
+    })?;
+    Ok(counters)
+}
+
 /// The MTU, in bytes, of the interface with the IPv4 default route; `None` without such a route.
 pub(crate) fn default_route_mtu(socket: &mut Socket) -> Result<Option<u32>, NetlinkError> {
     let mut header = Rtmsg::new();

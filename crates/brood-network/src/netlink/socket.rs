@@ -104,10 +104,33 @@ impl Socket {
         &mut self,
         purpose: &'static str,
         request: &impl NetlinkRequest,
-        mut each: impl FnMut(&[u8]),
+        each: impl FnMut(&[u8]),
     ) -> Result<(), NetlinkError> {
         let mut batch = Batch::new();
         batch.push(purpose, request);
+        self.answers(purpose, batch, each)
+    }
+
+    /// Sends a request that has one answer, and hands its payload to `take`.
+    pub(crate) fn query(
+        &mut self,
+        purpose: &'static str,
+        request: &impl NetlinkRequest,
+        take: impl FnMut(&[u8]),
+    ) -> Result<(), NetlinkError> {
+        let mut batch = Batch::new();
+        batch.push(purpose, request);
+        // Unlike a dump, a single answer does not say that it is the last one.
+        batch.acknowledge_last();
+        self.answers(purpose, batch, take)
+    }
+
+    fn answers(
+        &mut self,
+        purpose: &'static str,
+        mut batch: Batch,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), NetlinkError> {
         let first = self.reserve(1);
         self.send(purpose, batch.number(first))?;
         loop {

@@ -122,3 +122,26 @@ fn bytes_are_limited_in_both_directions() {
     assert!(receive() < Duration::from_millis(900));
     drop((source, sink));
 }
+
+#[test]
+fn traffic_is_counted_as_the_sandbox_sees_it() {
+    const BYTES: usize = 1_000_000;
+    let world = World::new();
+    let network = world.start(World::configuration());
+    let sandbox = Namespace::new();
+    let attachment = network.attach(sandbox.descriptor(), NetworkPolicy::all()).unwrap();
+    let _source = tcp(&world.internet, "203.0.113.1:8000", |mut stream| stream.write_all(&vec![7; BYTES]));
+    let before = attachment.traffic().unwrap();
+    sandbox.run(|| {
+        let mut all = Vec::new();
+        TcpStream::connect("203.0.113.1:8000").unwrap().read_to_end(&mut all).unwrap();
+        assert_eq!(all.len(), BYTES);
+    });
+    let after = attachment.traffic().unwrap();
+    let received = usize::try_from(after.received_bytes - before.received_bytes).unwrap();
+    assert!((BYTES..BYTES * 11 / 10).contains(&received), "{received}");
+    assert!(after.sent_packets > before.sent_packets);
+    assert!(after.sent_bytes - before.sent_bytes < u64::try_from(BYTES / 10).unwrap());
+    sandbox.shell("ip link del eth0");
+    attachment.traffic().unwrap_err();
+}
