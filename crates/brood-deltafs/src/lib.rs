@@ -51,7 +51,9 @@ pub use freeze::Frozen;
 pub use id::{InvalidId, LayerId, SpaceId, UpperId};
 pub use layer::{DEPTH_MAX, Layer, LayerStack};
 pub use overlay::OverlayMount;
-pub use space::{LIMIT_BYTES_MAX, LIMIT_BYTES_MIN, LimitMechanism, LimitSupport, Space, SpaceUsage};
+pub use space::{
+    LIMIT_BYTES_MAX, LIMIT_BYTES_MIN, LimitMechanism, LimitSupport, Space, SpaceUsage, support as limit_support,
+};
 pub use squash::DEPTH_AIM;
 pub use store::{Retained, Staging, Store};
 pub use swap::{RootSwapper, SwapError};

@@ -98,8 +98,9 @@ enum Kind {
     Image,
 }
 
-/// What the host offers for a store whose spaces are in `spaces`.
-pub(crate) fn support(spaces: &Path) -> LimitSupport {
+/// What the host offers for a store whose spaces are on the file system of the directory `spaces`.
+#[must_use]
+pub fn support(spaces: &Path) -> LimitSupport {
     let no_quota = match File::open(spaces) {
         Ok(directory) => quota::unavailable_reason(&directory),
         Err(_) => Some("the state directory cannot be opened"),
