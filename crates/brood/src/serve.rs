@@ -1,0 +1,184 @@
+//! The daemon: one engine behind one socket, until it is told to end.
+
+use std::fs::{self, File, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use brood_gateway::native::{self, NativeState};
+use brood_sandbox::engine::{Engine, EngineSettings};
+use rustix::fs::FlockOperation;
+use sd_notify::NotifyState;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use crate::connect::{READY_LINE, create_directories};
+use crate::logging;
+use crate::settings::{DEFAULT_STATE_DIRECTORY, Settings};
+
+/// Threads that carry requests. The engine's work is done by its own threads and by blocking ones.
+const WORKERS: usize = 2;
+
+/// Time for clients to take what is left for them when the daemon ends.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Runs the daemon until SIGTERM, SIGINT or a request to end.
+///
+/// # Errors
+/// When it cannot start; it then has left nothing behind.
+pub fn run(settings: &Settings, on_demand: bool) -> anyhow::Result<()> {
+    if on_demand {
+        // A session of its own: the terminal of the command that started us must not take us along.
+        rustix::process::setsid().context("cannot leave the caller's session")?;
+    }
+    logging::start(settings)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("gateway")
+        .enable_all()
+        .build()
+        .context("cannot start the daemon's threads")?;
+    runtime.block_on(serve(settings, on_demand))
+}
+
+async fn serve(settings: &Settings, on_demand: bool) -> anyhow::Result<()> {
+    let run = &settings.run_directory.value;
+    create_directories(&[run, &settings.state_directory.value])?;
+    let _lock = lock(run)?;
+    let engine = open_engine(settings).await?;
+    let listener = match bind(settings) {
+        Ok(listener) => listener,
+        Err(error) => {
+            shut_down(engine).await;
+            return Err(error);
+        }
+    };
+    let state = NativeState::new(Arc::clone(&engine), env!("CARGO_PKG_VERSION"));
+    let asked = state.shutdown_asked();
+    let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
+    info!(socket = %settings.socket().display(), state = %settings.state_directory.value.display(), "serving");
+    tell_ready(on_demand)?;
+    let end = async move {
+        tokio::select! {
+            _ = terminate.recv() => info!("ending on SIGTERM"),
+            _ = interrupt.recv() => info!("ending on SIGINT"),
+            () = asked => info!("ending as asked"),
+        }
+        notify(&[NotifyState::Stopping]);
+    };
+    let connections = brood_gateway::listener::serve(listener, native::router(state.clone()), end).await;
+    // The socket goes first, so that nobody reaches an engine that is going away.
+    if let Err(error) = fs::remove_file(settings.socket()) {
+        warn!(%error, "the socket could not be removed");
+    }
+    shut_down(engine).await;
+    // Clients learn how their processes ended before the connections go.
+    if tokio::time::timeout(GRACE, state.drain()).await.is_err() {
+        warn!("some clients did not take their processes' end");
+    }
+    connections.finish(GRACE).await;
+    info!("ended");
+    Ok(())
+}
+
+fn lock(run: &Path) -> anyhow::Result<File> {
+    let path = run.join("daemon.lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        bail!("a daemon already runs in {}; `brood serve --stop` ends it", run.display());
+    }
+    Ok(file)
+}
+
+async fn open_engine(settings: &Settings) -> anyhow::Result<Arc<Engine>> {
+    let engine_settings = EngineSettings {
+        subuid_base: settings.subuid_base.value,
+        cgroup_name: cgroup_name(settings),
+        ..EngineSettings::new(settings.state_directory.value.clone(), settings.run_directory.value.clone())
+    };
+    let opened = tokio::task::spawn_blocking(move || Engine::open(engine_settings)).await?;
+    opened.map_err(|error| anyhow::anyhow!("{}", error.chain()))
+}
+
+/// Daemons with different state must not take each other's control groups for left-overs: all but the
+/// one with the default state carry a number made of its place (FNV-1a, which stays the same).
+fn cgroup_name(settings: &Settings) -> String {
+    const BASIS: u32 = 0x811c_9dc5;
+    const PRIME: u32 = 0x0100_0193;
+    let state = &settings.state_directory.value;
+    if state == Path::new(DEFAULT_STATE_DIRECTORY) {
+        return "brood".to_owned();
+    }
+    let fold = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(PRIME);
+    format!("brood-{:08x}", state.as_os_str().as_encoded_bytes().iter().fold(BASIS, fold))
+}
+
+async fn shut_down(engine: Arc<Engine>) {
+    if let Err(error) = tokio::task::spawn_blocking(move || engine.shutdown()).await {
+        warn!(%error, "the engine did not end in order");
+    }
+}
+
+/// Binds under a temporary name and renames, so that nobody meets a socket with the wrong mode.
+fn bind(settings: &Settings) -> anyhow::Result<UnixListener> {
+    let socket = settings.socket();
+    let new = settings.run_directory.value.join("brood.sock.new");
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("cannot remove {}", new.display()));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(&new).with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let group = &settings.socket_group.value;
+    let mode = if group.is_empty() { 0o600 } else { 0o660 };
+    fs::set_permissions(&new, Permissions::from_mode(mode)).context("cannot set the socket's mode")?;
+    if !group.is_empty() {
+        let id = group_id(group)?;
+        std::os::unix::fs::chown(&new, None, Some(id)).context("cannot set the socket's group")?;
+    }
+    fs::rename(&new, &socket).with_context(|| format!("cannot put the socket at {}", socket.display()))?;
+    Ok(listener)
+}
+
+fn group_id(name: &str) -> anyhow::Result<u32> {
+    if let Ok(id) = name.parse() {
+        return Ok(id);
+    }
+    let groups = fs::read_to_string("/etc/group").context("cannot read /etc/group")?;
+    groups
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(':');
+            Some((fields.next()?, fields.nth(1)?))
+        })
+        .find(|(known, _)| *known == name)
+        .and_then(|(_, id)| id.parse().ok())
+        .with_context(|| format!("socket_group {name:?} is no group of this host; `groupadd {name}` makes it one"))
+}
+
+fn tell_ready(on_demand: bool) -> anyhow::Result<()> {
+    notify(&[NotifyState::Ready]);
+    if on_demand {
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "{READY_LINE}").and_then(|()| stdout.flush()).context("nobody waits for this daemon")?;
+    }
+    Ok(())
+}
+
+/// Tells the service manager; without one this does nothing.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        warn!(%error, "the service manager cannot be told");
+    }
+}
