@@ -88,8 +88,8 @@ pub enum Command {
         \nGoes on when one cannot be killed, and reports each.")]
     Kill(KillArguments),
     /// Copy files into or out of a sandbox
-    #[command(after_help = "Examples:\n  brood cp ./src ID:/work\n  brood cp ID:/work/out.txt .\n  \
-        tar c . | brood cp - ID:/work\n  brood cp ID:/etc - | tar t")]
+    #[command(after_help = "Examples:\n  brood cp ./src ID:/src\n  brood cp ID:/src/out.txt .\n  \
+        tar c . | brood cp - ID:/src\n  brood cp ID:/etc - | tar t")]
     Cp(CopyArguments),
     /// Attach to a process that runs in the background
     #[command(after_help = "Example:\n  brood attach ID 12\n\nCtrl-P Ctrl-Q leaves a terminal and lets it run.")]
