@@ -41,7 +41,7 @@
 //!
 //! - [`codec`]: one page to a few bytes and back; the frame around them.
 //! - [`pool`]: frames packed into a byte store, counted, compacted; page tables that checkpoints share.
-//! - [`reference`]: what pages are encoded against: elected sibling pages, similar pages, trained dictionaries.
+//! - [`mod@reference`]: what pages are encoded against: elected sibling pages, similar pages, trained dictionaries.
 //! - [`cohort`]: the three together.
 //! - [`predict`]: which pages to restore before they are missed.
 //! - [`schedule`]: when to squeeze what.

@@ -269,6 +269,10 @@ fn check_tables(pool: &Pool<MemoryRegion>, tables: &[(PageTable, Twin)]) -> Resu
     for (table, twin) in tables {
         prop_assert_eq!(table.len(), twin.len());
         prop_assert!(table.iter().map(|(page, _)| page.0).eq(twin.keys().copied()));
+        for (first, last) in [(0, 100), (150, 16_400), (16_390, 16_450), (20_050, 30_050), (5, 5), (0, u64::MAX)] {
+            let range = table.range(PageNumber(first)..PageNumber(last)).map(|(page, _)| page.0);
+            prop_assert!(range.eq(twin.range(first..last).map(|(page, _)| *page)));
+        }
         for (page, bytes) in twin {
             let id = table.get(PageNumber(*page)).ok_or(TestCaseError::fail("page lost"))?;
             let frame = pool.read(id, &mut buffer).map_err(fail)?;

@@ -69,11 +69,20 @@ impl Chunk {
     }
 
     fn iter(&self) -> impl Iterator<Item = (u16, u32)> {
-        let ends = self.runs.iter().skip(1).map(|run| run.position).chain([self.entries.len() as u16]);
-        let pages = self.runs.iter().zip(ends).flat_map(|(run, end)| {
-            let entries = &self.entries[usize::from(run.position)..usize::from(end)];
-            (run.page..).zip(entries.iter().copied())
+        self.range(0, CHUNK_PAGES)
+    }
+
+    /// The pages from `low` up to, not including, `high`. Finds the first by bisection.
+    fn range(&self, low: u64, high: u64) -> impl Iterator<Item = (u16, u32)> {
+        let first = self.runs.partition_point(|run| u64::from(run.page) <= low).saturating_sub(1);
+        let runs = &self.runs[first..];
+        let ends = runs.iter().skip(1).map(|run| run.position).chain([self.entries.len() as u16]);
+        let pages = runs.iter().zip(ends).flat_map(move |(run, end)| {
+            let skip = low.saturating_sub(u64::from(run.page)).min(u64::from(end - run.position)) as u16;
+            let entries = &self.entries[usize::from(run.position + skip)..usize::from(end)];
+            (run.page + skip..).zip(entries.iter().copied())
         });
+        let pages = pages.take_while(move |(page, _)| u64::from(*page) < high);
         pages.filter(|(_, entry)| *entry != EntryId::NONE)
     }
 
@@ -134,6 +143,17 @@ impl PageTable {
         self.chunks.iter().flat_map(|chunk| {
             let first = chunk.number * CHUNK_PAGES;
             chunk.iter().map(move |(page, entry)| (PageNumber(first + u64::from(page)), EntryId(entry)))
+        })
+    }
+
+    /// The pooled pages of a range, in ascending order: a page's neighbours, say.
+    pub fn range(&self, range: Range<PageNumber>) -> impl Iterator<Item = (PageNumber, EntryId)> {
+        let first = self.find(range.start.0 / CHUNK_PAGES).unwrap_or_else(|at| at);
+        let chunks = self.chunks[first..].iter().take_while(move |chunk| chunk.number * CHUNK_PAGES < range.end.0);
+        chunks.flat_map(move |chunk| {
+            let first = chunk.number * CHUNK_PAGES;
+            let (low, high) = (range.start.0.saturating_sub(first), range.end.0 - first);
+            chunk.range(low, high).map(move |(page, entry)| (PageNumber(first + u64::from(page)), EntryId(entry)))
         })
     }
 
@@ -226,8 +246,7 @@ impl PageTable {
             let first = chunk.number * CHUNK_PAGES;
             let low = range.start.0.saturating_sub(first);
             let high = (range.end.0 - first).min(CHUNK_PAGES);
-            let pages: Vec<u16> =
-                chunk.iter().map(|(page, _)| page).filter(|p| (low..high).contains(&u64::from(*p))).collect();
+            let pages: Vec<u16> = chunk.range(low, high).map(|(page, _)| page).collect();
             if !pages.is_empty() {
                 let chunk = owned(chunk, pool)?;
                 for page in &pages {
