@@ -72,6 +72,12 @@ impl Janitor {
     }
 }
 
+impl Drop for Janitor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 impl JanitorHandle {
     pub(crate) fn remove(&self, removal: Removal) {
         self.send(Message::Remove(removal));

@@ -36,6 +36,7 @@ mod examine;
 mod firewall;
 mod groups;
 mod host;
+mod host_setup;
 mod inward;
 mod janitor;
 mod namespace;

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::address::{AddressPlan, Cidr, Slot};
 use crate::attachment::{Attachment, Prepared};
@@ -15,7 +14,8 @@ use crate::configuration::{ConfigurationError, NetworkConfiguration};
 use crate::dns::NameServer;
 use crate::firewall::{self, DeviceGroup, Firewall, FirewallConfiguration, Port};
 use crate::groups::{GroupError, Groups};
-use crate::host::{HostSettingError, SwitchedOn};
+use crate::host::HostSettingError;
+use crate::host_setup::HostSetup;
 use crate::janitor::Janitor;
 use crate::namespace::{self, NamespaceError};
 use crate::netlink::NetlinkError;
@@ -116,10 +116,7 @@ pub struct Network {
     name_server: NameServer,
     proxy: Proxy,
     relay: Relay,
-    switched_on: SwitchedOn,
-    /// The network namespace that it was started in.
-    home: OwnedFd,
-    _instance_lock: OwnedFd,
+    _setup: HostSetup,
 }
 
 impl Network {
@@ -131,19 +128,16 @@ impl Network {
     /// `CAP_NET_ADMIN` in its network namespace and `CAP_SYS_ADMIN`).
     pub fn start(configuration: NetworkConfiguration) -> Result<Self, NetworkError> {
         configuration.check()?;
-        let home = namespace::current()?;
-        let instance_lock = lock_instance(&configuration.instance)?;
+        let mut setup = HostSetup::begin(&configuration)?;
         let mut links = Socket::route()?;
-        remove_leftover_links(&mut links, &configuration.instance)?;
-        add_host_addresses(&mut links, &configuration)?;
+        setup.add_addresses(&mut links)?;
         let name_server = NameServer::bind(&configuration)?;
         let proxy = Proxy::bind(&configuration)?;
         let relay = Relay::start().map_err(|source| NetworkError::Socket {
             action: "start the thread that copies between connections",
             source,
         })?;
-        let switched_on = firewall::switched_on_by_predecessor(&configuration.instance)?
-            .or(SwitchedOn::forwarding(configuration.with_ipv6)?);
+        let switched_on = setup.switch_forwarding_on()?;
         let mtu_bytes = match configuration.mtu_bytes {
             Some(bytes) => bytes,
             None => link::default_route_mtu(&mut links)?.unwrap_or(MTU_BYTES_DEFAULT),
@@ -177,7 +171,7 @@ impl Network {
         let janitor = Janitor::start(Arc::clone(&shared))?;
         let name_server = name_server.start(Arc::clone(&shared))?;
         let proxy = proxy.start(Arc::clone(&shared), relay.handle())?;
-        Ok(Self { shared, janitor, name_server, proxy, relay, switched_on, home, _instance_lock: instance_lock })
+        Ok(Self { shared, janitor, name_server, proxy, relay, _setup: setup })
     }
 
     /// Connects `namespace` (which must be new: no interfaces but `lo`) without letting anything through yet. This is the
@@ -304,31 +298,12 @@ impl Network {
 }
 
 impl Drop for Network {
+    /// The threads end first, those that others report to last; what is set up on the host goes with its own field.
     fn drop(&mut self) {
         self.proxy.stop();
         self.name_server.stop();
         self.relay.stop();
         self.janitor.stop();
-        if let Err(error) = self.remove_all() {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "the network was not removed completely; the next start will do it"
-            );
-        }
-    }
-}
-
-impl Network {
-    fn remove_all(&self) -> Result<(), NetworkError> {
-        let configuration = &self.shared.configuration;
-        let mut links = lock(&self.shared.links);
-        remove_leftover_links(&mut links, &configuration.instance)?;
-        remove_host_addresses(&mut links, configuration)?;
-        drop(links);
-        lock(&self.shared.filter).firewall.delete()?;
-        // Whoever drops the network may be in another namespace.
-        namespace::run_inside(self.home.as_fd(), || self.switched_on.undo())??;
-        Ok(())
     }
 }
 
@@ -339,69 +314,6 @@ const MTU_BYTES_DEFAULT: u32 = 1500;
 /// what the kernel has, or a socket, and neither is half-changed by a panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A name in the abstract namespace of unix sockets, which belongs to the network namespace and goes away with its
-/// holder: at most one daemon per instance and network namespace.
-fn lock_instance(instance: &str) -> Result<OwnedFd, NetworkError> {
-    let failed = |error: Errno| NetworkError::Socket { action: "lock the network instance", source: error.into() };
-    let name = format!("brood-network/{instance}");
-    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed)?;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-        .map_err(failed)?;
-    match rustix::net::bind(&socket, &address) {
-        Ok(()) => Ok(socket),
-        Err(Errno::ADDRINUSE) => Err(NetworkError::InstanceRunning { instance: instance.to_owned() }),
-        Err(error) => Err(failed(error)),
-    }
-}
-
-fn remove_leftover_links(links: &mut Socket, instance: &str) -> Result<(), NetlinkError> {
-    let leftover = link::list_by_prefix(links, &format!("{instance}-"))?;
-    link::delete_all(links, &leftover, DeviceGroup::of(instance).doomed())
-}
-
-/// The addresses and routes of the host that are there as long as the network is.
-fn add_host_addresses(links: &mut Socket, configuration: &NetworkConfiguration) -> Result<(), NetlinkError> {
-    let plan = &configuration.addresses;
-    let mut batch = Batch::new();
-    link::add_address(&mut batch, InterfaceIndex::LOOPBACK, plan.gateway_v4.into(), 32);
-    let range = plan.outside_range_v4();
-    link::add_unreachable_route(&mut batch, range.network(), range.prefix_bits());
-    if configuration.with_ipv6 {
-        link::add_address(&mut batch, InterfaceIndex::LOOPBACK, plan.gateway_v6.into(), 128);
-        let range = plan.outside_range_v6();
-        link::add_unreachable_route(&mut batch, range.network(), range.prefix_bits());
-    }
-    batch.acknowledge_last();
-    links.execute(&mut batch)
-}
-
-fn remove_host_addresses(links: &mut Socket, configuration: &NetworkConfiguration) -> Result<(), NetlinkError> {
-    let plan = &configuration.addresses;
-    let mut requests: Vec<Batch> = Vec::new();
-    let mut one = |fill: &dyn Fn(&mut Batch)| {
-        let mut batch = Batch::new();
-        fill(&mut batch);
-        batch.acknowledge_last();
-        requests.push(batch);
-    };
-    let range = plan.outside_range_v4();
-    one(&|batch| link::delete_unreachable_route(batch, range.network(), range.prefix_bits()));
-    one(&|batch| {
-        link::delete_address(batch, InterfaceIndex::LOOPBACK, plan.gateway_v4.into(), 32);
-    });
-    if configuration.with_ipv6 {
-        let range = plan.outside_range_v6();
-        one(&|batch| link::delete_unreachable_route(batch, range.network(), range.prefix_bits()));
-        one(&|batch| {
-            link::delete_address(batch, InterfaceIndex::LOOPBACK, plan.gateway_v6.into(), 128);
-        });
-    }
-    for mut batch in requests {
-        link::ignoring(links.execute(&mut batch), &[Errno::SRCH, Errno::ADDRNOTAVAIL, Errno::NODEV])?;
-    }
-    Ok(())
 }
 
 /// A descriptor of the same namespace that lives as long as its owner needs it.

@@ -96,6 +96,12 @@ impl Relay {
     }
 }
 
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 impl RelayHandle {
     pub(crate) fn join(&self, pair: Pair) {
         self.send(Message::Join(pair));

@@ -94,6 +94,12 @@ impl NameServer {
     }
 }
 
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 /// The name servers that the host names.
 pub(crate) fn host_name_servers() -> Vec<SocketAddr> {
     upstream::Upstreams::new(&[]).current().to_vec()

@@ -32,7 +32,7 @@ use crate::address::{AddressPlan, Cidr};
 use crate::host::SwitchedOn;
 use crate::netlink::NetlinkError;
 use crate::netlink::batch::Batch;
-use crate::netlink::link::InterfaceIndex;
+use crate::netlink::link::{self, InterfaceIndex};
 use crate::netlink::socket::Socket;
 use crate::policy::{NetworkLimits, NetworkPolicy};
 
@@ -116,6 +116,13 @@ pub(crate) fn switched_on_by_predecessor(table: &str) -> Result<SwitchedOn, Netl
         }
     };
     Ok(SwitchedOn { forwarding_v4: is_there(skeleton::OTHERS_V4)?, forwarding_v6: is_there(skeleton::OTHERS_V6)? })
+}
+
+/// Deletes the table, if there is one.
+pub(crate) fn delete_table(table: &str) -> Result<(), NetlinkError> {
+    let mut change = Transaction::new(table);
+    change.delete_table();
+    link::ignoring(Socket::netfilter()?.execute(&mut change.finish()), &[rustix::io::Errno::NOENT])
 }
 
 /// The chains of all tables in the namespace that are run at `hook` and drop what they do not accept, with their tables.
@@ -219,11 +226,6 @@ impl Firewall {
         is_first_of_port: bool,
     ) -> Result<(), NetlinkError> {
         self.change(|change| group_chain::join(change, port, group, is_new, is_first_of_port))
-    }
-
-    /// Deletes the table.
-    pub(crate) fn delete(&mut self) -> Result<(), NetlinkError> {
-        self.change(|change| change.delete_table())
     }
 
     fn change(&mut self, fill: impl FnOnce(&mut Transaction<'_>)) -> Result<(), NetlinkError> {

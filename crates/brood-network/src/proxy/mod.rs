@@ -96,6 +96,12 @@ impl Proxy {
     }
 }
 
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 /// What the judging threads share.
 #[derive(Debug)]
 struct Gate {

@@ -129,6 +129,21 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
+fn a_start_that_fails_undoes_what_it_did() {
+    let world = World::new();
+    world.host.shell("echo 0 > /proc/sys/net/ipv4/ip_forward; echo 1 > /proc/sys/net/ipv6/conf/lo/disable_ipv6");
+    let state = || {
+        world.host.shell("ip -o -4 addr; ip -o link; ip -4 route show table all; nft list ruleset; cat /proc/sys/net/ipv4/ip_forward")
+    };
+    let before = state();
+    let with_ipv6 = brood_network::NetworkConfiguration { with_ipv6: true, ..World::configuration() };
+    world.host.run(|| brood_network::Network::start(with_ipv6)).expect_err("the gateway gets no IPv6 address");
+    assert_eq!(state(), before);
+    drop(world.start(World::configuration()));
+    assert_eq!(state(), before);
+}
+
+#[test]
 fn detaching_fifty_times_leaves_no_trace() {
     let world = World::new();
     let network = world.start(World::configuration());
