@@ -4,6 +4,7 @@
 
 pub mod beneath;
 pub mod clone;
+pub mod descriptors;
 pub mod injection;
 pub mod kcmp;
 pub mod loop_device;

@@ -241,7 +241,10 @@ impl Engine {
             labels: BTreeMap::from([("brood.build".to_owned(), request.name.to_string())]),
         };
         let sandbox = self.create_for_build(create, template, building.stack.clone())?;
-        let outcome = run_in(&sandbox, command, progress);
+        // As in a Dockerfile: the working directory is made when it is missing.
+        let made =
+            sandbox.files().and_then(|files| files.make_directory(&building.working_directory, Owner::default()));
+        let outcome = made.and_then(|_made| run_in(&sandbox, command, progress));
         let disk = sandbox.kill_keeping_disk()?;
         match outcome {
             Ok(()) => self.freeze(disk),

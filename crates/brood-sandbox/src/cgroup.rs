@@ -15,6 +15,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::process::Pid;
@@ -262,7 +263,7 @@ impl SandboxCgroup {
         make_directory(&path)?;
         let made = open_directory(&path).and_then(|directory| self.give_to_owner(&path).map(|()| directory));
         match made {
-            Ok(directory) => Ok(CallCgroup { path, directory }),
+            Ok(directory) => Ok(CallCgroup { path, directory, killed: AtomicBool::new(false) }),
             Err(error) => {
                 remove_tree(&path);
                 Err(error)
@@ -316,12 +317,25 @@ impl SandboxCgroup {
 pub(crate) struct CallCgroup {
     path: PathBuf,
     directory: OwnedFd,
+    killed: AtomicBool,
 }
 
 impl CallCgroup {
     /// Kills everything that the call started.
     pub(crate) fn kill(&self) -> Result<()> {
+        self.killed.store(true, Ordering::Release);
         write(&self.path.join("cgroup.kill"), "1")
+    }
+
+    /// Whether it was ever killed. Such a group must not be used again: the kernel compares its count
+    /// of kills with that of the group a new process was cloned from, and kills the newborn.
+    pub(crate) fn was_killed(&self) -> bool {
+        self.killed.load(Ordering::Acquire)
+    }
+
+    /// Removes an empty group for good.
+    pub(crate) fn remove(&self) {
+        remove_tree(&self.path);
     }
 
     /// Whether something that the call started is still alive.

@@ -14,6 +14,8 @@ pub(crate) fn now_ms() -> u64 {
 struct State<T> {
     records: VecDeque<(u64, T)>,
     next: u64,
+    /// What the records weigh together.
+    bytes: usize,
     wakers: Vec<Waker>,
 }
 
@@ -21,11 +23,13 @@ struct State<T> {
 pub struct Follow<T> {
     state: Arc<Mutex<State<T>>>,
     kept: usize,
+    bytes_kept: usize,
+    weigh: fn(&T) -> usize,
 }
 
 impl<T> Clone for Follow<T> {
     fn clone(&self) -> Self {
-        Self { state: Arc::clone(&self.state), kept: self.kept }
+        Self { state: Arc::clone(&self.state), ..*self }
     }
 }
 
@@ -36,9 +40,15 @@ impl<T> std::fmt::Debug for Follow<T> {
 }
 
 impl<T: Clone> Follow<T> {
+    /// A log of at most so many records, of which none is large.
     pub(crate) fn new(kept: usize) -> Self {
-        let state = State { records: VecDeque::new(), next: 1, wakers: Vec::new() };
-        Self { state: Arc::new(Mutex::new(state)), kept }
+        Self::weighed(kept, usize::MAX, |_record| 0)
+    }
+
+    /// A log of at most so many records that together weigh at most so many bytes.
+    pub(crate) fn weighed(kept: usize, bytes_kept: usize, weigh: fn(&T) -> usize) -> Self {
+        let state = State { records: VecDeque::new(), next: 1, bytes: 0, wakers: Vec::new() };
+        Self { state: Arc::new(Mutex::new(state)), kept, bytes_kept, weigh }
     }
 
     fn state(&self) -> MutexGuard<'_, State<T>> {
@@ -50,9 +60,12 @@ impl<T: Clone> Follow<T> {
         let mut state = self.state();
         let sequence = state.next;
         state.next += 1;
-        state.records.push_back((sequence, make(sequence)));
-        while state.records.len() > self.kept {
-            state.records.pop_front();
+        let record = make(sequence);
+        state.bytes += (self.weigh)(&record);
+        state.records.push_back((sequence, record));
+        while state.records.len() > self.kept || state.bytes > self.bytes_kept {
+            let Some((_, oldest)) = state.records.pop_front() else { break };
+            state.bytes -= (self.weigh)(&oldest);
         }
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
@@ -102,5 +115,16 @@ mod tests {
         assert_eq!(log.since(0), (vec![3, 4, 5], 6));
         assert_eq!(log.since(5), (vec![5], 6));
         assert_eq!(log.since(6), (vec![], 6));
+    }
+
+    #[test]
+    fn large_records_push_more_of_the_others_out() {
+        let log = Follow::weighed(100, 10, |text: &String| text.len());
+        for text in ["aaaa", "bbbb", "cc", "ddddddd"] {
+            log.push(|_sequence| text.to_owned());
+        }
+        assert_eq!(log.since(0).0, ["cc", "ddddddd"]);
+        log.push(|_sequence| "x".repeat(11));
+        assert!(log.since(0).0.is_empty(), "a record beyond the bound is not kept");
     }
 }

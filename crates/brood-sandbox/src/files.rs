@@ -317,6 +317,11 @@ impl Files {
         let mut builder = tar::Builder::new(writer);
         let name = path.file_name().map_or_else(|| PathBuf::from("."), PathBuf::from);
         let status = self.root.link_status(relative(&path)).map_err(io_error).map_err(&failed)?;
+        let root = rustix::fs::fstat(&self.root).map_err(io::Error::from).map_err(&failed)?;
+        if status.st_dev != root.st_dev {
+            let message = format!("{} is not among the files of sandbox {}", path.display(), self.sandbox);
+            return Err(EngineError::new(ErrorKind::Invalid, message));
+        }
         self.pack(&mut builder, &path, &name, &status).map_err(&failed)?;
         if FileType::from_raw_mode(status.st_mode) == FileType::Directory {
             for entry in self.root.walk(relative(&path)).map_err(io_error).map_err(&failed)? {

@@ -20,8 +20,8 @@ const INIT_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/brood-init
 /// Ids that a sandbox has: 0 to 65535.
 pub const ID_COUNT: u32 = 65536;
 
-/// What tool calls may ever do inside their user namespace: Docker's default set
-/// (capabilities(7) has the numbers).
+/// What tool calls may ever do inside their user namespace: Docker's default set without raw sockets,
+/// which can forge what other sandboxes see on a shared network (capabilities(7) has the numbers).
 const TOOL_CALL_CAPABILITIES: u64 = 1 // chown
     | 1 << 1 // dac_override
     | 1 << 3 // fowner
@@ -31,7 +31,6 @@ const TOOL_CALL_CAPABILITIES: u64 = 1 // chown
     | 1 << 7 // setuid
     | 1 << 8 // setpcap
     | 1 << 10 // net_bind_service
-    | 1 << 13 // net_raw
     | 1 << 18 // sys_chroot
     | 1 << 27 // mknod
     | 1 << 29 // audit_write

@@ -22,6 +22,8 @@ pub const OUTPUT_BYTES_AHEAD: usize = 1 << 20;
 pub const ENDED_PROCESSES_KEPT: usize = 64;
 /// Records of a sandbox's log kept in memory.
 pub const LOG_RECORDS_KEPT: usize = 4096;
+/// Bytes that the texts of those records may take together: a record can be as large as one read.
+pub const LOG_BYTES_KEPT: usize = 2 << 20;
 /// Events kept for readers that come late.
 pub const EVENTS_KEPT: usize = 4096;
 /// Time PID 1 has to set a sandbox up before it counts as broken.

@@ -129,7 +129,9 @@ impl Sandbox {
             calls: Mutex::default(),
             out_of_memory_seen: AtomicU64::new(0),
             expiry: Mutex::default(),
-            log: Follow::new(limits::LOG_RECORDS_KEPT),
+            log: Follow::weighed(limits::LOG_RECORDS_KEPT, limits::LOG_BYTES_KEPT, |record: &LogRecord| {
+                record.text.len()
+            }),
         });
         let listener = Arc::new(Listener { sandbox: Arc::downgrade(&sandbox) });
         let registered = core.reactor.register(sandbox.init.control.as_fd(), listener, EventFlags::IN);
@@ -293,18 +295,24 @@ impl Sandbox {
         let lingering = std::mem::take(&mut calls.lingering);
         let (busy, empty): (Vec<_>, Vec<_>) = lingering.into_iter().partition(|group| group.is_populated());
         calls.lingering = busy;
-        calls.free = empty;
-        if let Some(free) = calls.free.pop() {
+        let (killed, free): (Vec<_>, Vec<_>) = empty.into_iter().partition(|group| group.was_killed());
+        calls.free = free;
+        let reused = calls.free.pop();
+        let number = calls.next;
+        if reused.is_none() {
+            calls.next += 1;
+        }
+        drop(calls);
+        killed.iter().for_each(|group| group.remove());
+        if let Some(free) = reused {
             return Ok(free);
         }
-        let number = calls.next;
-        calls.next += 1;
-        drop(calls);
         self.cgroup.create_call(number).map(Arc::new)
     }
 
     fn give_back(&self, group: Arc<CallCgroup>) {
-        let populated = group.is_populated();
+        // A killed group is removed when the next call looks for one: its dead may still leave it.
+        let populated = group.is_populated() || group.was_killed();
         let mut calls = lock(&self.calls);
         if populated { calls.lingering.push(group) } else { calls.free.push(group) }
     }

@@ -182,8 +182,11 @@ pub(crate) fn failure(id: &SandboxId, request: &ProcessRequest, failed: Failed) 
             (ErrorKind::NotExecutable, format!("sandbox {id}: command {command:?} cannot be executed"))
         }
         (Step::WorkingDirectory, _) => {
-            let directory = request.working_directory.as_deref().unwrap_or("the template's");
-            (ErrorKind::Invalid, format!("sandbox {id}: working directory {directory:?} cannot be entered"))
+            let directory = match &request.working_directory {
+                Some(directory) => format!("working directory {directory:?}"),
+                None => "the template's working directory".to_owned(),
+            };
+            (ErrorKind::Invalid, format!("sandbox {id}: {directory} cannot be entered; make it, or give another one"))
         }
         (Step::Clone, Some(Errno::AGAIN)) => {
             (ErrorKind::Exhausted, format!("sandbox {id} has as many tasks as it may: create it with a higher --pids"))
