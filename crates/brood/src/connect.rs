@@ -65,6 +65,8 @@ async fn start(settings: &Settings, client: &Client) -> anyhow::Result<()> {
         .append(true)
         .open(&log_path)
         .with_context(|| format!("cannot write the daemon's log {}", log_path.display()))?;
+    // The daemon outlives whoever gave us a descriptor and waits for its end, such as a pipe of a shell.
+    brood_kernel::descriptors::keep_from_programs(3).context("cannot keep our descriptors from the daemon")?;
     let log_start = log.metadata().map_or(0, |metadata| metadata.len());
     let mut daemon = Command::new(std::env::current_exe().context("cannot find this program's own file")?)
         .args(["serve", "--on-demand"])

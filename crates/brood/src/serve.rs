@@ -35,6 +35,7 @@ pub fn run(settings: &Settings, on_demand: bool) -> anyhow::Result<()> {
         // A session of its own: the terminal of the command that started us must not take us along.
         rustix::process::setsid().context("cannot leave the caller's session")?;
     }
+    brood_kernel::descriptors::keep_from_programs(3).context("cannot keep our descriptors from sandboxes")?;
     logging::start(settings)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)

@@ -19,6 +19,8 @@ const STDIN_BYTES: usize = 64 << 10;
 /// What a shell shows for a program that SIGHUP ended.
 const CODE_HANGUP: u8 = 128 + 1;
 const SIGNAL_PIPE: u8 = 13;
+/// Time that a process has to end of SIGPIPE.
+const PIPE_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// What of this program is joined to the process.
 #[derive(Debug, Clone, Copy)]
@@ -79,11 +81,7 @@ async fn carry_output(session: &mut Session, writer: &SessionWriter) -> anyhow::
                 };
                 match write_all(to, &bytes) {
                     Ok(()) => {}
-                    // Whoever read our output is gone. A local process would get this signal.
-                    Err(rustix::io::Errno::PIPE) => {
-                        writer.signal(SIGNAL_PIPE).await?;
-                        return Ok(End::Left(128 + SIGNAL_PIPE));
-                    }
+                    Err(rustix::io::Errno::PIPE) => return broken_pipe(session, writer).await,
                     Err(error) => return Err(io::Error::from(error)).context("cannot write the command's output"),
                 }
             }
@@ -93,6 +91,17 @@ async fn carry_output(session: &mut Session, writer: &SessionWriter) -> anyhow::
             Some(SessionEvent::Exit(report)) => return Ok(End::Exit(report)),
             None => return Err(ApiError::Broken(io::ErrorKind::UnexpectedEof.into()).into()),
         }
+    }
+}
+
+/// Whoever read our output is gone. A local process would get SIGPIPE, so this one does. Its end is
+/// waited for, since a connection that is closed with unread output takes the signal along.
+async fn broken_pipe(session: &mut Session, writer: &SessionWriter) -> anyhow::Result<End> {
+    writer.signal(SIGNAL_PIPE).await?;
+    match tokio::time::timeout(PIPE_PATIENCE, session.wait()).await {
+        Ok(report) => Ok(End::Exit(report?)),
+        // It does not care about the signal, and runs on.
+        Err(_elapsed) => Ok(End::Left(128 + SIGNAL_PIPE)),
     }
 }
 
