@@ -141,7 +141,11 @@ impl Run<'_> {
     }
 
     async fn create(&self, count: u32) -> anyhow::Result<Vec<String>> {
-        let request = CreateSandboxes { request: create_request()?, count };
+        self.create_of(template::NAME, count).await
+    }
+
+    async fn create_of(&self, template: &str, count: u32) -> anyhow::Result<Vec<String>> {
+        let request = CreateSandboxes { request: create_request(template)?, count };
         Ok(self.client.create(&request).await?.into_iter().map(|sandbox| sandbox.id.to_string()).collect())
     }
 
@@ -155,16 +159,18 @@ impl Run<'_> {
     /// Whatever a failed measurement left.
     async fn kill_all(&self) {
         for sandbox in self.client.sandboxes().await.unwrap_or_default() {
-            if sandbox.template.as_str() == template::NAME && self.client.kill(sandbox.id.as_str()).await.is_err() {
+            if [template::NAME, template::PROJECT_NAME].contains(&sandbox.template.as_str())
+                && self.client.kill(sandbox.id.as_str()).await.is_err()
+            {
                 (self.say)(&format!("sandbox {} could not be killed", sandbox.id));
             }
         }
     }
 }
 
-fn create_request() -> anyhow::Result<CreateRequest> {
+fn create_request(template: &str) -> anyhow::Result<CreateRequest> {
     Ok(CreateRequest {
-        template: template::NAME.parse::<TemplateName>()?,
+        template: template.parse::<TemplateName>()?,
         environment: std::collections::BTreeMap::new(),
         limits: ResourceLimits::default(),
         timeout: None,

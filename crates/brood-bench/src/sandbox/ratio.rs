@@ -23,8 +23,9 @@ const PAIRS: usize = 15;
 
 impl Run<'_> {
     pub(super) async fn ratios(&mut self) -> anyhow::Result<()> {
+        super::template::prepare_project(self).await?;
         (self.say)("filling the plain chroot");
-        let ids = self.create(1).await?;
+        let ids = self.create_of(super::template::PROJECT_NAME, 1).await?;
         let id = ids.first().context("no sandbox was made")?;
         let root = Scratch::new(self.options.scratch.join("chroot"))?;
         self.fill(id, root.path()).await?;

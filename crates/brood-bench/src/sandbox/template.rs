@@ -11,8 +11,10 @@ use brood_sandbox::model::{BuildRequest, BuildStep};
 
 use super::Run;
 
-/// Its name.
+/// The template that sandboxes are made of.
 pub(super) const NAME: &str = "brood-bench-sandbox";
+/// The same with the project, for the ratios.
+pub(super) const PROJECT_NAME: &str = "brood-bench-project";
 /// The project whose test-suite is run, pinned: a pure Python project of 6,000 lines.
 const PROJECT: &str = "sqlparse==0.5.3";
 /// Where it is unpacked.
@@ -20,15 +22,40 @@ pub(super) const PROJECT_DIRECTORY: &str = "/src/project";
 /// Certificates of the host, which `pip` inside should trust as `pip` outside does.
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Builds the template unless it is there.
+/// Builds the first template unless it is there.
 pub(super) async fn prepare(run: &Run<'_>) -> anyhow::Result<()> {
-    match run.client.template(NAME).await {
+    let suite = std::fs::read_to_string("/etc/os-release")
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME=").map(str::to_owned))
+        .unwrap_or_else(|| "bookworm".to_owned());
+    let packages = "python3,python3-pip,python3-pytest,git,gcc,libc6-dev,ca-certificates";
+    build(run, request(NAME, format!("debian:{suite}+{packages}"), Vec::new())?).await
+}
+
+/// Builds the second one on top, which needs a way out to the package index.
+pub(super) async fn prepare_project(run: &Run<'_>) -> anyhow::Result<()> {
+    let mut steps = Vec::new();
+    if Path::new(CERTIFICATES).exists() {
+        steps.push(BuildStep::Copy { source: CERTIFICATES.into(), destination: CERTIFICATES.to_owned() });
+    }
+    steps.push(BuildStep::Run {
+        command: format!(
+            "mkdir -p /src && cd /src && pip download --no-deps --no-binary :all: {PROJECT} && \
+             mkdir project && tar xf ./*.tar.gz --strip-components=1 -C project && rm ./*.tar.gz"
+        ),
+    });
+    build(run, request(PROJECT_NAME, format!("template:{NAME}"), steps)?).await
+}
+
+async fn build(run: &Run<'_>, request: BuildRequest) -> anyhow::Result<()> {
+    match run.client.template(request.name.as_str()).await {
         Ok(_) => return Ok(()),
         Err(ApiError::Remote(ErrorBody { code: ErrorCode::NotFound, .. })) => {}
         Err(error) => return Err(error.into()),
     }
-    (run.say)("building the template (once)");
-    let mut messages = run.client.build_template(&request()?).await?;
+    (run.say)(&format!("building the template {} (once)", request.name));
+    let mut messages = run.client.build_template(&request).await?;
     while let Some(message) = messages.next().await? {
         match message {
             BuildMessage::Step { index, total, text, .. } => (run.say)(&format!("[{index}/{total}] {text}")),
@@ -40,25 +67,10 @@ pub(super) async fn prepare(run: &Run<'_>) -> anyhow::Result<()> {
     bail!("the daemon broke the build off");
 }
 
-fn request() -> anyhow::Result<BuildRequest> {
-    let suite = std::fs::read_to_string("/etc/os-release")
-        .unwrap_or_default()
-        .lines()
-        .find_map(|line| line.strip_prefix("VERSION_CODENAME=").map(str::to_owned))
-        .unwrap_or_else(|| "bookworm".to_owned());
-    let mut steps = Vec::new();
-    if Path::new(CERTIFICATES).exists() {
-        steps.push(BuildStep::Copy { source: CERTIFICATES.into(), destination: CERTIFICATES.to_owned() });
-    }
-    steps.push(BuildStep::Run {
-        command: format!(
-            "mkdir -p /src && cd /src && pip download --no-deps --no-binary :all: {PROJECT} && \
-             mkdir project && tar xf ./*.tar.gz --strip-components=1 -C project && rm ./*.tar.gz"
-        ),
-    });
+fn request(name: &str, source: String, steps: Vec<BuildStep>) -> anyhow::Result<BuildRequest> {
     Ok(BuildRequest {
-        name: NAME.parse()?,
-        source: format!("debian:{suite}+python3,python3-pip,python3-pytest,git,gcc,libc6-dev,ca-certificates"),
+        name: name.parse()?,
+        source,
         steps,
         environment: [("PIP_CERT", CERTIFICATES), ("PYTHONDONTWRITEBYTECODE", "1")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
