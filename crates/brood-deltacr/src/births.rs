@@ -1,5 +1,7 @@
 //! Carrying out a plan of births in a sandbox's namespaces.
 
+use std::time::{Duration, Instant};
+
 use brood_kernel::clone;
 use brood_kernel::injection::Batch;
 use brood_kernel::ptrace::{self, Stop};
@@ -9,6 +11,7 @@ use rustix::process::{Pid, Signal};
 use crate::creation::{Birth, Maker};
 use crate::credentials;
 use crate::error::{Error, NamespacePid, Result, kernel};
+use crate::proc_files;
 use crate::puppet::Puppet;
 use crate::restore::RestoreTarget;
 use crate::seed::{Seed, SeedTurn};
@@ -24,6 +27,9 @@ const NAMESPACES: [(&str, i32); 6] = [
 ];
 /// Ids tried for the stub beyond those of the plan.
 const STUB_ATTEMPTS: i32 = 64;
+/// How long a process that was killed may take to end, and the pause between looks.
+const END_DEADLINE: Duration = Duration::from_secs(5);
+const END_PAUSE: Duration = Duration::from_micros(20);
 /// Bytes of the arguments of clone3.
 const CLONE_ARGUMENTS_BYTES: u64 = 88;
 /// `__WALL`: wait for children whatever signal they send.
@@ -159,14 +165,23 @@ pub(crate) fn end(pid: Pid) -> Result<()> {
         Err(Errno::SRCH) => return Ok(()),
         Err(error) => return Err(kernel(pid, "end a helper")(error)),
     }
-    loop {
-        match ptrace::wait(pid, true) {
+    let deadline = Instant::now() + END_DEADLINE;
+    while Instant::now() < deadline {
+        match ptrace::wait(pid, false) {
             Ok(Some(stop)) if stop.is_end() => return Ok(()),
-            Ok(_) => {}
             Err(Errno::CHILD) => return Ok(()),
+            Ok(Some(_)) => continue,
+            Ok(None) => {}
             Err(error) => return Err(kernel(pid, "wait for a helper")(error)),
         }
+        // The end of a process is reported when that of all its threads has been.
+        let threads = proc_files::numbered_entries(pid, "task").unwrap_or_default();
+        for tid in threads.into_iter().filter_map(Pid::from_raw).filter(|tid| *tid != pid) {
+            while ptrace::wait(tid, false).is_ok_and(|stop| stop.is_some_and(|stop| !stop.is_end())) {}
+        }
+        std::thread::park_timeout(END_PAUSE);
     }
+    Err(kernel(pid, "see the end of a helper")(Errno::TIMEDOUT))
 }
 
 /// Waits until a task that was attached at birth stands still.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use brood_kernel::injection::Batch;
 use brood_kernel::ptrace;
+use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::address_space::{AddressSpaceImage, MappedFile, MappingImage, MappingKind, MemoryLayout};
@@ -20,12 +21,12 @@ use crate::memory;
 use crate::page_store::PageStore;
 use crate::proc_files;
 use crate::process::{ProcessAttributes, ProcessImage, ProcessQuery, ProcessState};
-use crate::puppet::Puppet;
 use crate::refusal::refuse;
 use crate::revive;
+use crate::rollback::puppet_of;
 use crate::thread::{ThreadImage, ThreadQuery};
 use crate::timers;
-use crate::tree::{StoppedProcess, StoppedTree};
+use crate::tree::{Member, StoppedProcess, StoppedTree};
 
 /// All processes of a sandbox but PID 1 at one moment. Immutable; shares pages with others.
 #[derive(Debug, Clone)]
@@ -153,12 +154,11 @@ impl StoppedTree<'_> {
             let known = process.area;
             let member = self.tree.members.entry(process.pid).or_default();
             member.start_time = process.start_time;
-            process.area = Some(engine_area::ensure(process, known, self.tree.syscall_offset, &mut buffer)?);
-            if known != process.area {
-                member.watcher = None;
-                member.base = None;
+            let (area, is_new) = engine_area::ensure(process, known, self.tree.syscall_offset, &mut buffer)?;
+            if is_new {
+                *member = Member { start_time: process.start_time, ..Member::default() };
             }
-            member.area = process.area;
+            (process.area, member.area) = (Some(area), Some(area));
         }
         Ok(())
     }
@@ -180,14 +180,7 @@ impl StoppedTree<'_> {
 
         let started = Instant::now();
         let member = self.tree.members.entry(process.pid).or_default();
-        if member.watcher.is_none() {
-            let leader = process.threads.first().ok_or(gone(process.pid))?;
-            let area = process.area.ok_or(gone(process.pid))?;
-            member.watcher = Some(revive::make_watcher(&Puppet::new(process.pid, leader.tid, area)?)?);
-        }
-        if let Some(watcher) = &member.watcher {
-            memory::watch_all(process.pid, watcher, &surveyed.mappings)?;
-        }
+        watch(process, member, &surveyed.mappings)?;
         let base = member.base.as_ref().map(|base| base.pages.clone()).unwrap_or_default();
         let scan = memory::scan(process, &surveyed.mappings, true)?;
         // From here on the kernel's marks are gone: should copying fail, everything is copied
@@ -222,6 +215,23 @@ impl StoppedTree<'_> {
             attributes,
         }))
     }
+}
+
+/// Watches all private mappings of a process.
+fn watch(process: &StoppedProcess, member: &mut Member, mappings: &[MappingImage]) -> Result<()> {
+    if let Some(watcher) = &member.watcher {
+        match memory::watch_all(process.pid, watcher, mappings) {
+            // The memory that it watched is no more: the process executed a program, and has
+            // something where the area was.
+            Err(Error::Kernel { source: Errno::NOMEM | Errno::SRCH, .. }) => {}
+            result => return result,
+        }
+    }
+    member.base = None;
+    let watcher = revive::make_watcher(&puppet_of(process)?)?;
+    memory::watch_all(process.pid, &watcher, mappings)?;
+    member.watcher = Some(watcher);
+    Ok(())
 }
 
 fn gone(pid: Pid) -> Error {

@@ -16,24 +16,31 @@ const CRITICAL_SECTION_OFFSET: u64 = 8;
 /// Bytes of the description of a critical section.
 const CRITICAL_SECTION_BYTES: usize = 32;
 
-/// Maps the area if the process hasn't got it (any more).
+/// The area that a child has from its parent by the fork.
+pub(crate) fn inherited(process: &StoppedProcess) -> Option<EngineArea> {
+    let area = EngineArea { start: WANTED_ADDRESS };
+    process.memory.as_ref().is_some_and(|memory| area.has_code(memory)).then_some(area)
+}
+
+/// Maps the area if the process hasn't got it (any more); tells whether it was mapped. That
+/// happens in new processes and in those that executed a program.
 pub(crate) fn ensure(
     process: &StoppedProcess,
     known: Option<EngineArea>,
     syscall_offset: u64,
     buffer: &mut Vec<u8>,
-) -> Result<EngineArea> {
+) -> Result<(EngineArea, bool)> {
     let leader = leader(process)?;
     if let Some(area) = known
         && answers(process, leader, area)?
     {
-        return Ok(area);
+        return Ok((area, false));
     }
     let mappings = maps::read(process.pid, buffer).map_err(kernel(process.pid, "read mappings"))?;
     let vdso = mappings.iter().find(|mapping| &*mapping.name == "[vdso]");
     let malformed = Error::Malformed { pid: process.pid.as_raw_nonzero().get(), what: "the vdso" };
     let instruction = vdso.ok_or(malformed)?.start + syscall_offset;
-    Ok(injection::map_area(leader.tid, process.memory()?, instruction, WANTED_ADDRESS)?)
+    Ok((injection::map_area(leader.tid, process.memory()?, instruction, WANTED_ADDRESS)?, true))
 }
 
 /// Whether code runs in the area. What the process did to its mappings shows here.

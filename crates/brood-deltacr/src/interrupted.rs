@@ -17,6 +17,23 @@ const RESTART_UNLESS_HANDLED: i64 = -514;
 /// Result that only the kernel sees: it has notes about how the call goes on
 /// (`ERESTART_RESTARTBLOCK`).
 const RESTART_BY_NOTES: i64 = -516;
+/// Result that only the kernel sees: the call is to be made again, unless a signal is handled
+/// whose handler doesn't want that (`ERESTARTSYS`).
+const RESTART: i64 = -512;
+/// The instruction that makes a call.
+const CALL_INSTRUCTION: [u8; 2] = [0x0f, 0x05];
+/// Calls that any handler ends.
+const CALLS_ENDED_BY_HANDLERS: [i64; 9] = [
+    libc::SYS_pause,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_restart_syscall,
+];
 /// Calls that report an interruption after any stop.
 const REPORTING_CALLS: [i64; 17] = [
     libc::SYS_epoll_wait,
@@ -56,6 +73,23 @@ pub(crate) fn was_disturbed(tid: Pid, registers: &Registers, signal_mask: u64) -
     Ok(true)
 }
 
+/// Takes back that the kernel has already arranged for a call to be made again, for a task that was
+/// stopped right then: a signal that is handled before the call is made would otherwise find the
+/// task outside of it, and a `pause` would miss it. Returns whether there was something to do.
+///
+/// `next` are the bytes of the next instruction.
+pub(crate) fn take_restart_back(registers: &mut Registers, next: [u8; 2]) -> bool {
+    let is_arranged =
+        registers.orig_rax.cast_signed() >= 0 && registers.rax == registers.orig_rax && next == CALL_INSTRUCTION;
+    if is_arranged {
+        let call = registers.orig_rax.cast_signed();
+        let result = if CALLS_ENDED_BY_HANDLERS.contains(&call) { RESTART_UNLESS_HANDLED } else { RESTART };
+        registers.rax = result.cast_unsigned();
+        registers.rip += CALL_INSTRUCTION.len() as u64;
+    }
+    is_arranged
+}
+
 /// Has the call made again by the kernel, which also sees to it that a signal arriving in
 /// between is not missed.
 pub(crate) fn call_again(registers: &mut Registers) {
@@ -71,4 +105,35 @@ pub(crate) fn registers_for_copy(original: &Registers) -> Registers {
         call_again(&mut registers);
     }
     registers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registers(orig_rax: i64, rax: i64) -> Registers {
+        let mut registers = ptrace::empty_registers();
+        (registers.orig_rax, registers.rax, registers.rip) = (orig_rax.cast_unsigned(), rax.cast_unsigned(), 0x1000);
+        registers
+    }
+
+    #[test]
+    fn a_call_about_to_be_made_again_is_put_back_into_the_kernels_hands() {
+        let mut pause = registers(libc::SYS_pause, libc::SYS_pause);
+        assert!(take_restart_back(&mut pause, CALL_INSTRUCTION));
+        assert_eq!((pause.rax.cast_signed(), pause.rip), (RESTART_UNLESS_HANDLED, 0x1002));
+        let mut write = registers(libc::SYS_write, libc::SYS_write);
+        assert!(take_restart_back(&mut write, CALL_INSTRUCTION));
+        assert_eq!(write.rax.cast_signed(), RESTART);
+        // A write of one byte that has been done looks alike but for what comes next.
+        assert!(!take_restart_back(&mut registers(libc::SYS_write, 1), [0x48, 0x3d]));
+        assert!(!take_restart_back(&mut registers(-1, -1), CALL_INSTRUCTION));
+    }
+
+    #[test]
+    fn only_the_kernels_own_notes_are_replaced_in_a_copy() {
+        let rax = |result: i64| registers_for_copy(&registers(libc::SYS_futex, result)).rax.cast_signed();
+        assert_eq!((rax(-512), rax(-514), rax(-516), rax(0)), (-512, -514, -514, 0));
+        assert_eq!(registers_for_copy(&registers(-1, -516)).rax.cast_signed(), -516);
+    }
 }

@@ -105,6 +105,14 @@ fn reset_threads(puppet: &Puppet, process: &mut StoppedProcess, wanted: &Process
             None => threads.push(revive::make_thread(puppet, image.tid)?),
         }
     }
+    for (tid, image) in threads.iter().zip(&wanted.threads) {
+        let rseq = ptrace::rseq_configuration(*tid).map_err(kernel(*tid, "read restartable sequences"))?;
+        let mut batch = puppet.batch();
+        thread::drop_foreign_rseq(&mut batch, image, &rseq);
+        if !batch.is_empty() {
+            revive::run_in(puppet, *tid, &batch)?;
+        }
+    }
     process.threads.retain(|thread| threads.contains(&thread.tid));
     Ok(threads)
 }

@@ -94,6 +94,7 @@ impl<'tree> StoppedTree<'tree> {
         image: &ProcessTreeImage,
         request: &RollbackRequest<'_>,
     ) -> Result<(RolledBack<'tree>, RollbackStatistics)> {
+        self.prepare_areas()?;
         if let Some(reason) = self.cannot_stay(image) {
             tracing::debug!(reason, "the tree is made anew");
             let killed = self.processes.len();
@@ -102,7 +103,6 @@ impl<'tree> StoppedTree<'tree> {
             return Ok((RolledBack::Anew(Box::new(restored), tree), statistics));
         }
         let killed = self.end_extra(image)?;
-        self.prepare_areas()?;
         let pages = self.reset_all(image, request)?;
         let kept = self.processes.len();
         let statistics = RollbackStatistics { kept, killed, made_anew: false, pages };
@@ -165,9 +165,6 @@ impl<'tree> StoppedTree<'tree> {
                 Some((parent.pid, process.inside))
             })
             .collect();
-        if !collectors.is_empty() {
-            self.prepare_areas()?;
-        }
         for (parent, child) in collectors {
             let process = self.processes.iter().find(|process| process.pid == parent);
             let Some(puppet) = process.map(puppet_of).transpose()? else { continue };

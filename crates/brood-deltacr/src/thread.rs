@@ -206,14 +206,19 @@ pub(crate) fn restore_identity(batch: &mut Batch, image: &ThreadImage) {
     credentials::restore(batch, &image.credentials);
 }
 
-/// Puts back what a living thread may have changed of its registrations. `rseq_now` is its
-/// present restartable-sequences registration.
-pub(crate) fn reset_registrations(batch: &mut Batch, image: &ThreadImage, rseq_now: &RseqConfiguration) {
+/// Ends a registration of restartable sequences that isn't the image's. To be done before memory
+/// is put back: the kernel kills a thread whose registered area is unmapped.
+pub(crate) fn drop_foreign_rseq(batch: &mut Batch, image: &ThreadImage, rseq_now: &RseqConfiguration) {
+    const UNREGISTER: u64 = 1;
     if rseq_now.address != 0 && *rseq_now != image.rseq {
-        const UNREGISTER: u64 = 1;
         let arguments = [rseq_now.address, u64::from(rseq_now.length_bytes), UNREGISTER, u64::from(rseq_now.signature)];
         batch.call(libc::SYS_rseq, &arguments);
     }
+}
+
+/// Puts back what a living thread may have changed of its registrations. `rseq_now` is its
+/// present restartable-sequences registration.
+pub(crate) fn reset_registrations(batch: &mut Batch, image: &ThreadImage, rseq_now: &RseqConfiguration) {
     batch.call(libc::SYS_set_tid_address, &[image.tid_address]);
     batch.call(libc::SYS_set_robust_list, &[image.robust_list, ROBUST_LIST_BYTES]);
     restore_alternate_stack(batch, image);

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::address_space::AddressSpaceImage;
+use crate::engine_area;
 use crate::error::{Error, NamespacePid, Result, kernel};
 use crate::interrupted;
 use crate::mappings::KnownMappings;
@@ -23,8 +24,10 @@ use crate::proc_files::{self, Status};
 /// Rounds of listing after which a tree that still grows is left alone. Children of stopped
 /// tasks are attached at birth, so each round only finds what was born before it.
 const LISTING_ROUNDS_MAX: usize = 64;
-/// How long a task may take to stop before everything is let go again. A task inside vfork
-/// can't stop until its child executes a program, which it can't while it is stopped itself.
+/// How long a task is waited for before it is looked at why it doesn't stop. A task inside vfork
+/// can't until its child executes a program, which that can't while it is stopped itself.
+const PROMPT_STOP: Duration = Duration::from_millis(1);
+/// How long it may then take before everything is let go again.
 const STOP_DEADLINE: Duration = Duration::from_millis(40);
 /// How often stopping is tried when tasks inside vfork are in the way.
 const STOP_ATTEMPTS: usize = 20;
@@ -139,7 +142,8 @@ impl Tree {
                         processes.iter().any(|process| process.pid == *pid && process.start_time == member.start_time)
                     });
                     for process in &mut processes {
-                        process.area = self.members.get(&process.pid).and_then(|member| member.area);
+                        let known = self.members.get(&process.pid).and_then(|member| member.area);
+                        process.area = known.or_else(|| engine_area::inherited(process));
                     }
                     return Ok(StoppedTree { tree: self, processes, tasks, since: Instant::now() });
                 }
@@ -191,6 +195,11 @@ impl StoppedTasks {
                     Ok(()) => {}
                     // Gone, or a zombie: neither runs.
                     Err(Errno::SRCH | Errno::PERM) if !is_alive(*pid, tid) => continue,
+                    // Attached at birth; its parent's report of that is still to come.
+                    Err(Errno::PERM) if is_traced_here(*pid, tid) => {
+                        self.stopped.insert(number, None);
+                        continue;
+                    }
                     Err(error) => return Err(kernel(tid, "seize a task")(error)),
                 }
                 self.stopped.insert(number, None);
@@ -205,57 +214,109 @@ impl StoppedTasks {
     }
 
     fn wait_for_all(&mut self, tids: &[i32]) -> Result<()> {
-        let deadline = Instant::now() + STOP_DEADLINE;
-        for number in tids {
-            let Some(tid) = Pid::from_raw(*number) else { continue };
-            match wait_until_stopped(tid, deadline, &mut self.stopped)? {
-                Some(stop) => {
-                    self.stopped.insert(*number, Some(stop));
-                }
-                None => {
-                    self.stopped.remove(number);
+        let deadline = Instant::now() + PROMPT_STOP;
+        let mut late = Vec::new();
+        for tid in tids.iter().filter_map(|number| Pid::from_raw(*number)) {
+            match self.wait_for(tid, deadline) {
+                Err(Error::DoesNotStop { .. }) => late.push(tid),
+                result => result?,
+            }
+        }
+        for tid in late {
+            let children = self.let_children_run(tid)?;
+            self.wait_for(tid, Instant::now() + STOP_DEADLINE)?;
+            for child in children {
+                match ptrace::interrupt(child) {
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(error) => return Err(kernel(child, "stop a task")(error)),
                 }
             }
         }
         Ok(())
     }
 
+    fn wait_for(&mut self, tid: Pid, deadline: Instant) -> Result<()> {
+        let number = tid.as_raw_nonzero().get();
+        match wait_until_stopped(tid, deadline, &mut self.stopped)? {
+            Some(stop) => self.stopped.insert(number, Some(stop)),
+            None => self.stopped.remove(&number),
+        };
+        Ok(())
+    }
+
+    /// Lets the stopped children of a task run: it may be inside vfork, and wait for one of them
+    /// to execute a program. They have to be stopped again.
+    fn let_children_run(&mut self, parent: Pid) -> Result<Vec<Pid>> {
+        let mut buffer = Vec::new();
+        let mut running = Vec::new();
+        for child in proc_files::children(parent, &mut buffer)? {
+            let number = child.as_raw_nonzero().get();
+            if self.stopped.get(&number) == Some(&None) {
+                // Attached at birth and not looked at yet.
+                match self.wait_for(child, Instant::now() + STOP_DEADLINE) {
+                    Ok(()) | Err(Error::DoesNotStop { .. }) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            if let Some(stop @ Some(_)) = self.stopped.get_mut(&number)
+                && ptrace::resume(child, 0).is_ok()
+            {
+                *stop = None;
+                running.push(child);
+            }
+        }
+        Ok(running)
+    }
+
     fn describe(&mut self, init: Pid, processes: &[Pid]) -> Result<Vec<StoppedProcess>> {
         let mut buffer = Vec::new();
         let mut found = Vec::with_capacity(processes.len());
         for pid in processes {
-            let status = proc_files::status(*pid, *pid, &mut buffer)?;
+            let status = match proc_files::status(*pid, *pid, &mut buffer) {
+                // A zombie that PID 1, which isn't stopped, has collected since it was listed.
+                Err(Error::Kernel { source: Errno::NOENT | Errno::SRCH, .. }) => continue,
+                status => status?,
+            };
             let orphaned_zombie = status.state == 'Z' && status.parent == init.as_raw_nonzero().get();
             if orphaned_zombie {
                 continue; // PID 1 is about to collect it.
             }
             let start_time = proc_files::stat(*pid, &mut buffer)?.start_time;
-            let mut threads = Vec::new();
+            let (mut threads, mut opened) = (Vec::new(), None);
             if status.state != 'Z' || status.threads > 1 {
+                let memory = process_memory::open(*pid).map_err(kernel(*pid, "open the memory"))?;
                 for number in proc_files::numbered_entries(*pid, "task")? {
-                    threads.extend(self.describe_thread(number)?);
+                    threads.extend(self.describe_thread(number, &memory)?);
                 }
+                opened = (!threads.is_empty()).then_some(memory);
             }
-            let memory = (!threads.is_empty()).then(|| process_memory::open(*pid)).transpose();
             found.push(StoppedProcess {
                 pid: *pid,
                 inside: NamespacePid(status.inside.0),
                 start_time,
                 status,
                 threads,
-                memory: memory.map_err(kernel(*pid, "open the memory"))?,
+                memory: opened,
                 area: None,
             });
         }
         Ok(found)
     }
 
-    fn describe_thread(&self, number: i32) -> Result<Option<StoppedThread>> {
+    fn describe_thread(&self, number: i32, memory: &File) -> Result<Option<StoppedThread>> {
         let (Some(tid), Some(Some(stop))) = (Pid::from_raw(number), self.stopped.get(&number)) else {
             return Ok(None);
         };
         let mut registers = ptrace::registers(tid).map_err(kernel(tid, "read registers"))?;
         let signal_mask = ptrace::signal_mask(tid).map_err(kernel(tid, "read the signal mask"))?;
+        let mut next = [0; 2];
+        let may_be_arranged = registers.orig_rax.cast_signed() >= 0 && registers.rax == registers.orig_rax;
+        if may_be_arranged
+            && process_memory::read_exact(memory, registers.rip, &mut next).is_ok()
+            && interrupted::take_restart_back(&mut registers, next)
+        {
+            ptrace::set_registers(tid, &registers).map_err(kernel(tid, "set registers"))?;
+        }
         if interrupted::was_disturbed(tid, &registers, signal_mask)? {
             interrupted::call_again(&mut registers);
             ptrace::set_registers(tid, &registers).map_err(kernel(tid, "set registers"))?;
@@ -277,15 +338,29 @@ impl Drop for StoppedTasks {
                 tracing::warn!(?tid, %error, "a task could not be let go");
             }
         }
-        let mut others = BTreeMap::new();
-        for tid in running.iter().filter_map(tid) {
-            let deadline = Instant::now() + RELEASE_DEADLINE;
-            match wait_until_stopped(tid, deadline, &mut others) {
-                Ok(Some(_)) if ptrace::detach(tid, 0).is_ok() => {}
-                Ok(None) => {}
-                result => tracing::warn!(?tid, ?result, "a task could not be let go"),
-            }
+        let mut running: Vec<Pid> = running.iter().filter_map(tid).collect();
+        let deadline = Instant::now() + RELEASE_DEADLINE;
+        let mut born = BTreeMap::new();
+        while !running.is_empty() && Instant::now() < deadline {
+            // One may wait for another to go on: none is waited for alone.
+            running.retain(|tid| !let_go_if_stopped(*tid, &mut born));
+            running.extend(std::mem::take(&mut born).into_keys().filter_map(Pid::from_raw));
         }
+        for tid in running {
+            tracing::warn!(?tid, "a task could not be let go");
+        }
+    }
+}
+
+/// Lets a task that is still on its way to a stop go if it has arrived. Returns whether nothing is
+/// left to be done about it.
+fn let_go_if_stopped(tid: Pid, born: &mut BTreeMap<i32, Option<Stop>>) -> bool {
+    // It may have been let run again on purpose; one that has ended answers below.
+    let _asked = ptrace::interrupt(tid);
+    match wait_until_stopped(tid, Instant::now() + PROMPT_STOP, born) {
+        Ok(Some(_)) => ptrace::detach(tid, 0).is_ok(),
+        Ok(None) => true,
+        Err(_) => false,
     }
 }
 
@@ -305,6 +380,11 @@ fn is_alive(pid: Pid, tid: Pid) -> bool {
     let mut buffer = Vec::new();
     let status = proc_files::status(pid, tid, &mut buffer);
     status.is_ok_and(|status| !matches!(status.state, 'Z' | 'X'))
+}
+
+fn is_traced_here(pid: Pid, tid: Pid) -> bool {
+    let status = proc_files::status(pid, tid, &mut Vec::new());
+    status.is_ok_and(|status| status.tracer == rustix::thread::gettid().as_raw_nonzero().get())
 }
 
 /// Waits for a seized task to stop for the engine; `None` if it ended. Signals that arrive on

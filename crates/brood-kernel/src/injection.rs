@@ -174,6 +174,14 @@ impl EngineArea {
         self.start + CODE_BYTES
     }
 
+    /// Whether the interpreter's code lies at the start of the area in the process behind
+    /// `memory`, as in a child of a process that has an area.
+    #[must_use]
+    pub fn has_code(self, memory: &File) -> bool {
+        let mut found = vec![0; code().len()];
+        process_memory::read_exact(memory, self.start, &mut found).is_ok() && found == code()
+    }
+
     /// Writes the interpreter into the area's code page.
     ///
     /// # Errors

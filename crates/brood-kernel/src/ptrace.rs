@@ -233,7 +233,9 @@ pub fn wait(tid: Pid, block: bool) -> Result<Option<Stop>> {
     }
 }
 
-fn zeroed_registers() -> Registers {
+/// Registers that are all zero, to be filled in.
+#[must_use]
+pub fn empty_registers() -> Registers {
     // SAFETY: the struct consists of integers only, for which all-zero bytes are valid.
     unsafe { std::mem::zeroed() }
 }
@@ -244,7 +246,7 @@ fn zeroed_registers() -> Registers {
 /// ESRCH if the task is not stopped by this tracer; EINVAL for a 32-bit task, whose register
 /// set is of another size.
 pub fn registers(tid: Pid) -> Result<Registers> {
-    let mut registers = zeroed_registers();
+    let mut registers = empty_registers();
     let size = size_of::<Registers>();
     let mut vector = libc::iovec { iov_base: ptr::from_mut(&mut registers).cast(), iov_len: size };
     // SAFETY: the request updates the iovec and writes at most `iov_len` bytes of integers

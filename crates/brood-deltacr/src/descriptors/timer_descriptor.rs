@@ -47,7 +47,9 @@ impl TimerDescriptor {
         let timer = timerfd_create(clock, TimerfdFlags::CLOEXEC)?;
         let left = Timespec { tv_sec: self.left.0, tv_nsec: self.left.1 };
         let interval = Timespec { tv_sec: self.interval.0, tv_nsec: self.interval.1 };
-        let value = if self.ticks > 0 { SOON } else { left };
+        // A periodic timer without time left is about to fire, or has and was not read.
+        let is_due = self.ticks > 0 || (self.left == (0, 0) && self.interval != (0, 0));
+        let value = if is_due { SOON } else { left };
         let setting = Itimerspec { it_interval: interval, it_value: value };
         timerfd_settime(&timer, TimerfdTimerFlags::empty(), &setting)?;
         Ok(timer)

@@ -110,6 +110,11 @@ impl Sandbox {
         sandbox
     }
 
+    /// Starts a program that doesn't say when it is ready.
+    pub fn start_silent(command: &[&str]) -> Self {
+        Self::launch(command)
+    }
+
     /// A sandbox without processes, into which a tree can be restored. The pipes for it are new.
     pub fn empty() -> Self {
         let mut sandbox = Self::launch(&[]);

@@ -63,6 +63,31 @@ fn rolls_back(name: &str) {
     assert_eq!(sandbox.ask("v"), "ok", "to the checkpoint of a rolled back state");
 }
 
+/// A child made after a checkpoint, with the engine's traces in its memory, is captured and
+/// restored like any other.
+#[test]
+fn a_child_of_a_captured_process_is_restored() {
+    let store = PageStore::new();
+    let mut sandbox = start("tree");
+    let mut tree = sandbox.tree();
+    let first = capture(&mut tree, &store, &sandbox.pipes);
+    assert_eq!(sandbox.ask("m"), "ok");
+    let second = capture(&mut tree, &store, &sandbox.pipes);
+    assert_ne!(ids(&first), ids(&second));
+    let mut fork = Sandbox::empty();
+    let mut fork_tree = fork.restore(&second);
+    let again = capture(&mut fork_tree, &store, &fork.pipes);
+    assert_eq!(ids(&second), ids(&again));
+    roll_back(&mut fork_tree, &again, &fork);
+    fork.send("q");
+}
+
+fn ids(image: &brood_deltacr::ProcessTreeImage) -> Vec<i32> {
+    let mut ids: Vec<i32> = image.processes.iter().map(|process| process.pid.0).collect();
+    ids.sort_unstable();
+    ids
+}
+
 macro_rules! kinds {
     ($($kind:ident)*) => {
         mod going_on {

@@ -7,6 +7,8 @@ mod harness;
 #[cfg(test)]
 mod kinds;
 #[cfg(test)]
+mod real_programs;
+#[cfg(test)]
 mod refusals;
 #[cfg(test)]
 mod repointing;
