@@ -2,23 +2,24 @@
 #include "zoo.h"
 #include <dirent.h>
 
-static char name[64];
+static char name[128], *folder;
 static int data, shared, append_only, directory, null;
 static void setup(void) {
-    snprintf(name, sizeof name, "/tmp/zoo-files-%ld-%d", (long)time(NULL), getpid());
-    data = open(name, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    folder = getenv("ZOO_FOLDER");
+    snprintf(name, sizeof name, "%s/data", folder);
+    data = open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     CHECK(data >= 0 && write(data, "0123456789", 10) == 10);
     CHECK(lseek(data, 4, SEEK_SET) == 4);
     shared = dup2(data, 50);
     append_only = open(name, O_WRONLY | O_APPEND);
-    directory = open("/tmp", O_RDONLY | O_DIRECTORY);
+    directory = open(folder, O_RDONLY | O_DIRECTORY);
     null = open("/dev/null", O_RDWR);
-    CHECK(chdir("/tmp") == 0);
+    CHECK(chdir(folder) == 0);
     umask(027);
     CHECK(shared == 50 && append_only >= 0 && directory >= 0 && null >= 0);
 }
 static void verify(void) {
-    char byte, cwd[64];
+    char byte, cwd[128];
     CHECK(lseek(data, 0, SEEK_CUR) == 4 && lseek(shared, 0, SEEK_CUR) == 4);
     CHECK(read(shared, &byte, 1) == 1 && byte == '4');
     CHECK(lseek(data, 0, SEEK_CUR) == 5);
@@ -26,9 +27,9 @@ static void verify(void) {
     CHECK(fcntl(data, F_GETFD) == FD_CLOEXEC && fcntl(shared, F_GETFD) == 0);
     CHECK((fcntl(data, F_GETFL) & O_ACCMODE) == O_RDWR);
     CHECK(fcntl(append_only, F_GETFL) & O_APPEND);
-    CHECK(faccessat(directory, name + 5, F_OK, 0) == 0);
+    CHECK(faccessat(directory, "data", F_OK, 0) == 0);
     CHECK(write(null, "x", 1) == 1);
-    CHECK(getcwd(cwd, sizeof cwd) && !strcmp(cwd, "/tmp"));
+    CHECK(getcwd(cwd, sizeof cwd) && !strcmp(cwd, folder));
     CHECK(umask(027) == 027);
     CHECK(open("/dev/null", O_RDONLY) == null + 1 && close(null + 1) == 0);
 }

@@ -1,17 +1,28 @@
 //! Each kind of state in each flavour.
 
+use std::os::unix::fs::PermissionsExt;
+
 use brood_deltacr::PageStore;
 
 use crate::harness::{Sandbox, capture, program, roll_back};
 
-fn start(name: &str) -> Sandbox {
-    Sandbox::start(&[program(name).to_str().unwrap()])
+/// Starts a program that may make files in a folder, which must outlive its forks.
+fn start(name: &str, folder: &tempfile::TempDir) -> Sandbox {
+    let variable = format!("ZOO_FOLDER={}", folder.path().display());
+    Sandbox::start(&["/usr/bin/env", &variable, program(name).to_str().unwrap()])
+}
+
+/// A folder in which every user may make files.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    folder
 }
 
 /// Captured, then went on; twice, so that the second capture is an incremental one.
 fn goes_on(name: &str) {
-    let store = PageStore::new();
-    let mut sandbox = start(name);
+    let (store, folder) = (PageStore::new(), folder());
+    let mut sandbox = start(name, &folder);
     let mut tree = sandbox.tree();
     let first = capture(&mut tree, &store, &sandbox.pipes);
     let second = capture(&mut tree, &store, &sandbox.pipes);
@@ -25,8 +36,8 @@ fn goes_on(name: &str) {
 /// Restored twice from one image, while the original is changed and captured again; the copy of
 /// a copy, and the copy of an incremental checkpoint too.
 fn forks(name: &str) {
-    let store = PageStore::new();
-    let mut original = start(name);
+    let (store, folder) = (PageStore::new(), folder());
+    let mut original = start(name, &folder);
     let mut tree = original.tree();
     let image = capture(&mut tree, &store, &original.pipes);
     let mut fork = Sandbox::empty();
@@ -46,8 +57,8 @@ fn forks(name: &str) {
 /// Rolled back after it was changed, after it verified itself (which uses things up), and to a
 /// later checkpoint and from there to the first.
 fn rolls_back(name: &str) {
-    let store = PageStore::new();
-    let mut sandbox = start(name);
+    let (store, folder) = (PageStore::new(), folder());
+    let mut sandbox = start(name, &folder);
     let mut tree = sandbox.tree();
     let first = capture(&mut tree, &store, &sandbox.pipes);
     assert_eq!(sandbox.ask("m"), "ok");
@@ -67,8 +78,8 @@ fn rolls_back(name: &str) {
 /// restored like any other.
 #[test]
 fn a_child_of_a_captured_process_is_restored() {
-    let store = PageStore::new();
-    let mut sandbox = start("tree");
+    let (store, folder) = (PageStore::new(), folder());
+    let mut sandbox = start("tree", &folder);
     let mut tree = sandbox.tree();
     let first = capture(&mut tree, &store, &sandbox.pipes);
     assert_eq!(sandbox.ask("m"), "ok");
