@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use brood_api::Client;
 use brood_api::types::CreateSandboxes;
-use brood_sandbox::ids::TemplateName;
-use brood_sandbox::model::{CreateRequest, ProcessRequest, ResourceLimits};
+use brood_sandbox::model::{CreateRequest, ProcessRequest};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -168,14 +167,9 @@ impl Run<'_> {
     }
 }
 
+/// A sandbox as it is made when nothing but the template is said.
 fn create_request(template: &str) -> anyhow::Result<CreateRequest> {
-    Ok(CreateRequest {
-        template: template.parse::<TemplateName>()?,
-        environment: std::collections::BTreeMap::new(),
-        limits: ResourceLimits::default(),
-        timeout: None,
-        labels: std::collections::BTreeMap::new(),
-    })
+    Ok(serde_json::from_value(serde_json::json!({ "template": template }))?)
 }
 
 fn command(arguments: &[&str]) -> ProcessRequest {
