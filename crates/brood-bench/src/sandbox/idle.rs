@@ -1,7 +1,8 @@
 //! Memory of idle sandboxes.
 //!
 //! `idle_kb` is the fall of the host's `MemAvailable` when many sandboxes are made that do nothing,
-//! divided by their number; clean caches are dropped before both readings, so that nothing that
+//! divided by their number: the median of several rounds, since whatever else runs on the host changes
+//! it too. Clean caches are dropped before both readings, so that nothing that
 //! could be given back counts. It covers everything: PID 1, page tables, kernel stacks, slab objects
 //! of namespaces, mounts and control groups, per-processor memory, and the daemon's own bookkeeping.
 //! The parts that the kernel tells apart are given beside it.
@@ -9,10 +10,13 @@
 use serde_json::json;
 
 use super::Run;
+use crate::figures::Samples;
 use crate::host::{drop_caches, memory_field};
 
 /// Sandboxes that the memory is divided by.
 const IDLE_SANDBOXES: u32 = 200;
+/// Times that all are made and killed.
+const ROUNDS: usize = 9;
 /// Fields of `/proc/meminfo` that are given beside the whole.
 const PARTS: [&str; 7] = ["Slab", "PageTables", "KernelStack", "AnonPages", "Shmem", "Percpu", "MemFree"];
 
@@ -27,17 +31,22 @@ impl Run<'_> {
         // What the first sandboxes make the kernel and the daemon keep for good is not theirs.
         let warm = self.create(IDLE_SANDBOXES).await?;
         self.kill(&warm).await?;
-        let before = reading()?;
-        let ids = self.create(IDLE_SANDBOXES).await?;
-        let after = reading()?;
-        self.kill(&ids).await?;
         let each = |before: u64, after: u64| (after as f64 - before as f64) / f64::from(IDLE_SANDBOXES);
-        self.report.idle_kb = Some(each(after.available, before.available));
-        let mut parts = serde_json::Map::new();
-        for ((name, before), after) in PARTS.iter().zip(&before.parts).zip(&after.parts) {
-            parts.insert((*name).to_owned(), json!(each(*before, *after)));
+        let mut whole = Samples::new();
+        let mut parts = vec![Samples::new(); PARTS.len()];
+        for _ in 0..self.times(ROUNDS) {
+            let before = reading()?;
+            let ids = self.create(IDLE_SANDBOXES).await?;
+            let after = reading()?;
+            self.kill(&ids).await?;
+            whole.push(each(after.available, before.available));
+            for (samples, (before, after)) in parts.iter_mut().zip(before.parts.iter().zip(&after.parts)) {
+                samples.push(each(*before, *after));
+            }
         }
-        self.report.beside.insert("idle_parts_kb".to_owned(), parts.into());
+        self.report.idle_kb = self.keep("idle_kb", &whole)?.map(|distribution| distribution.p50);
+        let medians = PARTS.iter().zip(&parts).map(|(name, samples)| ((*name).to_owned(), json!(samples.median())));
+        self.report.beside.insert("idle_parts_kb".to_owned(), medians.collect::<serde_json::Map<_, _>>().into());
         self.report.beside.insert("idle_sandboxes".to_owned(), json!(IDLE_SANDBOXES));
         Ok(())
     }

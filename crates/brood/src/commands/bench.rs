@@ -68,7 +68,14 @@ fn show(report: &Report) -> anyhow::Result<()> {
     let value = serde_json::to_value(report)?;
     let beside = value.get("beside").and_then(|beside| beside.as_object()).into_iter().flatten();
     let figures = KEYS.iter().filter_map(|key| Some(((*key).to_owned(), value.get(*key)?)));
-    let rows = figures.chain(beside.map(|(key, value)| (key.clone(), value))).map(|(key, value)| row(key, value));
+    // Objects of plain numbers become one row each.
+    let flat = beside.flat_map(|(key, value)| match value.as_object() {
+        Some(parts) if !parts.contains_key("n") => {
+            parts.iter().map(|(part, value)| (format!("{key}.{part}"), value)).collect::<Vec<_>>()
+        }
+        _ => vec![(key.clone(), value)],
+    });
+    let rows = figures.chain(flat).map(|(key, value)| row(key, value));
     output::table(["FIGURE", "P50", "P95", "P99", "N"], rows)?;
     if let Some(environment) = &report.environment {
         output::line(format_args!("\n{}", serde_json::to_string_pretty(environment)?))?;
