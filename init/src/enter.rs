@@ -81,7 +81,7 @@ fn keep_seccomp_program(program: &[u8]) -> Option<&'static [[u8; 8]]> {
     static mut PROGRAM: [[u8; 8]; SECCOMP_INSTRUCTIONS_MAX] = [[0; 8]; SECCOMP_INSTRUCTIONS_MAX];
     let (instructions, []) = program.as_chunks::<8>() else { return None };
     // SAFETY: `enter` succeeds once and runs on the only thread; nothing else refers to it.
-    let kept = unsafe { &mut *(&raw mut PROGRAM) };
+    let kept = unsafe { (&raw mut PROGRAM).as_mut_unchecked() };
     let kept = kept.get_mut(..instructions.len())?;
     kept.copy_from_slice(instructions);
     Some(kept)
@@ -111,7 +111,7 @@ fn set_mount_attributes(
 fn move_mount(mount: i32, directory: isize, path: &[u8]) -> Result<(), Errno> {
     let flags = linux::MOVE_MOUNT_F_EMPTY_PATH;
     // SAFETY: both paths are zero-terminated and outlive the call.
-    unsafe { syscall!(__NR_move_mount, mount, b"\0".as_ptr(), directory, path.as_ptr(), flags) }.map(|_| ())
+    unsafe { syscall!(__NR_move_mount, mount, c"".as_ptr(), directory, path.as_ptr(), flags) }.map(|_| ())
 }
 
 /// Mounts /proc, /sys, /dev/pts and /dev/mqueue below the working directory. The root of /proc.
@@ -231,11 +231,11 @@ fn cover(with: &[u8], path: &[u8]) -> Result<(), Errno> {
 fn pivot() -> Result<(), Errno> {
     // SAFETY: the paths are zero-terminated. With both the same, the old root ends up on top of
     // the new one and is detached in the next step (pivot_root(2), "pivot_root(".", ".")").
-    unsafe { syscall!(__NR_pivot_root, b".\0".as_ptr(), b".\0".as_ptr()) }?;
+    unsafe { syscall!(__NR_pivot_root, c".".as_ptr(), c".".as_ptr()) }?;
     // SAFETY: as above.
-    unsafe { syscall!(__NR_umount2, b".\0".as_ptr(), linux::MNT_DETACH) }?;
+    unsafe { syscall!(__NR_umount2, c".".as_ptr(), linux::MNT_DETACH) }?;
     // SAFETY: as above.
-    unsafe { syscall!(__NR_chdir, b"/\0".as_ptr()) }.map(|_| ())
+    unsafe { syscall!(__NR_chdir, c"/".as_ptr()) }.map(|_| ())
 }
 
 fn set_host_name(name: &[u8]) -> Result<(), Errno> {

@@ -95,11 +95,11 @@ fn prepare() -> Option<i32> {
     reset_signal_actions();
     // SAFETY: takes no pointers that matter.
     let _ = unsafe { syscall!(__NR_prctl, linux_raw_sys::prctl::PR_SET_DUMPABLE, 0) };
+    // Whatever the daemon itself had inherited open must not reach the sandbox.
     // SAFETY: takes no pointers.
     let _ = unsafe { syscall!(__NR_close_range, 0, 2, 0) };
-    // Whatever the daemon may have been started with: nothing of the host's stays but the control socket.
     // SAFETY: takes no pointers.
-    let _ = unsafe { syscall!(__NR_close_range, 4, u32::MAX, 0) };
+    let _ = unsafe { syscall!(__NR_close_range, brood_init_protocol::CONTROL_DESCRIPTOR + 1, u32::MAX, 0) };
     let child = 1u64 << (linux::SIGCHLD - 1);
     let flags = sys::SFD_CLOEXEC | sys::SFD_NONBLOCK;
     // SAFETY: `child` outlives the call and is as long as the call is told.

@@ -19,7 +19,7 @@ impl Processes {
         static mut TABLE: [u32; TRACKED_PROCESSES_MAX] = [0; TRACKED_PROCESSES_MAX];
         // SAFETY: this function is called once, from the only thread, so this is the only
         // reference.
-        let pids = unsafe { &mut *(&raw mut TABLE) };
+        let pids = unsafe { (&raw mut TABLE).as_mut_unchecked() };
         Self { pids, count: 0 }
     }
 

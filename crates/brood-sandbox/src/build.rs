@@ -18,10 +18,10 @@ use crate::events::now_ms;
 use crate::files::{Files, Owner};
 use crate::ids::{SandboxId, TemplateName};
 use crate::model::{
-    BuildRequest, BuildStep, CreateRequest, EventObject, ExitReason, HistoryEntry, ProcessRequest, ResourceLimits,
-    TemplateInfo,
+    BuildRequest, BuildStep, CreateRequest, EventObject, ExitReason, HistoryEntry, NetworkAccess, NetworkRequest,
+    ProcessRequest, ResourceLimits, TemplateInfo,
 };
-use crate::output::{OutputEvent, SubscribeFrom};
+use crate::output::OutputEvent;
 use crate::storage;
 use crate::template::Template;
 
@@ -239,6 +239,8 @@ impl Engine {
             limits,
             timeout: None,
             labels: BTreeMap::from([("brood.build".to_owned(), request.name.to_string())]),
+            // Package managers have to reach their registries.
+            network: NetworkRequest { access: NetworkAccess::All, ..NetworkRequest::default() },
         };
         let sandbox = self.create_for_build(create, template, building.stack.clone())?;
         // As in a Dockerfile: the working directory is made when it is missing.
@@ -349,8 +351,7 @@ fn run_in(sandbox: &Arc<crate::sandbox::Sandbox>, command: &str, progress: &dyn 
         background: false,
         tag: None,
     };
-    let process = sandbox.spawn(request)?;
-    let mut output = process.subscribe(SubscribeFrom::Start);
+    let (_process, mut output) = sandbox.spawn_with_output(request)?;
     let mut tail = Vec::new();
     let mut reason = ExitReason::SandboxKilled;
     while let Some(event) = output.next_blocking() {

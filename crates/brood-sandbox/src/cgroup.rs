@@ -251,7 +251,7 @@ impl SandboxCgroup {
         self.directory.as_fd()
     }
 
-    /// Moves PID 1 to the version 1 groups.
+    /// Moves a process to the version 1 groups.
     pub(crate) fn adopt(&self, pid: Pid) -> Result<()> {
         let text = pid.as_raw_nonzero().to_string();
         self.version1.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &text))
@@ -263,7 +263,7 @@ impl SandboxCgroup {
         make_directory(&path)?;
         let made = open_directory(&path).and_then(|directory| self.give_to_owner(&path).map(|()| directory));
         match made {
-            Ok(directory) => Ok(CallCgroup { path, directory, killed: AtomicBool::new(false) }),
+            Ok(directory) => Ok(CallCgroup { path, directory, was_killed: AtomicBool::new(false) }),
             Err(error) => {
                 remove_tree(&path);
                 Err(error)
@@ -313,27 +313,35 @@ impl SandboxCgroup {
 }
 
 /// The group of one tool call.
+///
+/// Once killed, a group is of no more use: the kernel tells processes born before a kill from those
+/// born after it by a counter, which it takes from the parent's group where a child is born
+/// directly into another one, so that every later child is killed at birth (seen on Linux 6.18).
 #[derive(Debug)]
 pub(crate) struct CallCgroup {
     path: PathBuf,
     directory: OwnedFd,
-    killed: AtomicBool,
+    was_killed: AtomicBool,
 }
 
 impl CallCgroup {
     /// Kills everything that the call started.
     pub(crate) fn kill(&self) -> Result<()> {
-        self.killed.store(true, Ordering::Release);
+        self.was_killed.store(true, Ordering::Release);
         write(&self.path.join("cgroup.kill"), "1")
     }
 
-    /// Whether it was ever killed. Such a group must not be used again: the kernel compares its count
-    /// of kills with that of the group a new process was cloned from, and kills the newborn.
-    pub(crate) fn was_killed(&self) -> bool {
-        self.killed.load(Ordering::Acquire)
+    /// Moves a process here.
+    pub(crate) fn adopt(&self, pid: Pid) -> Result<()> {
+        write(&self.path.join("cgroup.procs"), &pid.as_raw_nonzero().to_string())
     }
 
-    /// Removes an empty group for good.
+    /// Whether another call can be born in it.
+    pub(crate) fn is_fresh(&self) -> bool {
+        !self.was_killed.load(Ordering::Acquire)
+    }
+
+    /// Removes it; the processes must be gone.
     pub(crate) fn remove(&self) {
         remove_tree(&self.path);
     }

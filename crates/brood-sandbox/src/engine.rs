@@ -1,7 +1,7 @@
 //! The engine: templates and sandboxes of one state directory.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -9,17 +9,23 @@ use brood_deltafs::{LayerId, Store, SystemLayers};
 
 use crate::catalog::Catalog;
 use crate::cgroup::{CgroupRoot, SandboxCgroup};
+use crate::checkpoint::{Checkpoint, CheckpointInfo, Checkpoints};
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::{Follow, now_ms};
 use crate::ids::{SandboxId, TemplateName};
-use crate::isolation::{ID_COUNT, Isolation};
+use crate::isolation::{self, ID_COUNT, Isolation};
 use crate::janitor::Janitor;
 use crate::limits;
 use crate::model::{CreateRequest, Event, EventObject, HistoryEntry, TemplateInfo};
+use crate::network::{SandboxNetwork, resolver};
 use crate::reactor::Reactor;
 use crate::sandbox::{Parts, Sandbox};
 use crate::storage;
 use crate::template::Template;
+use crate::transaction::Capturing;
+
+/// The state directory of the daemon that a host usually has.
+pub const STATE_DIRECTORY_DEFAULT: &str = "/var/lib/brood";
 
 /// The engine's events, for whoever follows them.
 pub type EventLog = Follow<Event>;
@@ -33,22 +39,24 @@ pub struct EngineSettings {
     pub run_directory: PathBuf,
     /// Host id of the root inside; the 65,535 ids above belong to sandboxes too.
     pub subuid_base: u32,
-    /// Name of our directory in each control group hierarchy.
-    pub cgroup_name: String,
-    /// Content of `/etc/resolv.conf` in sandboxes.
-    pub resolver: String,
+    /// What tells this daemon's control groups and network from another's on the same host: a hash
+    /// of the state directory; none for the daemon of the default one.
+    pub instance: Option<u32>,
 }
 
 impl EngineSettings {
     /// Defaults for everything but the two directories.
     pub fn new(state_directory: impl Into<PathBuf>, run_directory: impl Into<PathBuf>) -> Self {
-        Self {
-            state_directory: state_directory.into(),
-            run_directory: run_directory.into(),
-            subuid_base: 100_000_000,
-            cgroup_name: "brood".to_owned(),
-            resolver: "# no network\n".to_owned(),
-        }
+        let state_directory = state_directory.into();
+        let instance = (state_directory != Path::new(STATE_DIRECTORY_DEFAULT)).then(|| {
+            let hash = blake3::hash(state_directory.as_os_str().as_encoded_bytes());
+            u32::from_le_bytes(hash.as_bytes()[..4].try_into().expect("a hash has 32 bytes"))
+        });
+        Self { state_directory, run_directory: run_directory.into(), subuid_base: 100_000_000, instance }
+    }
+
+    fn cgroup_name(&self) -> String {
+        self.instance.map_or_else(|| "brood".to_owned(), |instance| format!("brood-{instance:08x}"))
     }
 }
 
@@ -58,7 +66,10 @@ pub(crate) struct Core {
     pub(crate) reactor: Arc<Reactor>,
     pub(crate) janitor: Janitor,
     pub(crate) store: Store,
+    pub(crate) network: SandboxNetwork,
     pub(crate) id_base: u32,
+    pub(crate) checkpoints: Checkpoints,
+    capturing: Mutex<Option<Arc<Capturing>>>,
     events: EventLog,
     sandboxes: RwLock<HashMap<SandboxId, Arc<Sandbox>>>,
 }
@@ -67,6 +78,21 @@ impl Core {
     pub(crate) fn announce(&self, object: EventObject, id: &str, action: &str, attributes: BTreeMap<String, String>) {
         let (id, action) = (id.to_owned(), action.to_owned());
         self.events.push(|sequence| Event { sequence, time_ms: now_ms(), object, id, action, attributes });
+    }
+
+    /// What captures need, started when the first one asks.
+    pub(crate) fn capturing(&self) -> Result<Arc<Capturing>> {
+        let mut capturing = self.capturing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(capturing) = capturing.as_ref() {
+            return Ok(Arc::clone(capturing));
+        }
+        let started = Arc::new(Capturing::start()?);
+        *capturing = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<Sandbox>> {
+        self.sandboxes.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
     pub(crate) fn forget(&self, id: &SandboxId) {
@@ -107,7 +133,7 @@ impl Engine {
         let store = Store::open(&settings.state_directory.join("store"), settings.subuid_base);
         let store = store.map_err(storage::store_error)?;
         let catalog = Catalog::open(&settings.state_directory.join("catalog.sqlite"))?;
-        let cgroups = CgroupRoot::open(&settings.cgroup_name)?;
+        let cgroups = CgroupRoot::open(&settings.cgroup_name())?;
         let leftovers = cgroups.remove_leftovers();
         if leftovers > 0 {
             tracing::warn!(leftovers, "sandboxes of a daemon that died were removed");
@@ -121,7 +147,10 @@ impl Engine {
             reactor: Reactor::start()?,
             janitor: Janitor::start()?,
             store,
+            network: SandboxNetwork::new(settings.instance),
             id_base: settings.subuid_base,
+            checkpoints: Checkpoints::default(),
+            capturing: Mutex::default(),
             events: Follow::new(limits::EVENTS_KEPT),
             sandboxes: RwLock::default(),
         };
@@ -284,8 +313,9 @@ impl Engine {
         check(&request)?;
         let id = SandboxId::random();
         let host_name = id.as_str()[..12].to_owned();
+        let access = self.core.network.access(&request.network)?;
         let disk = storage::make(&self.core.store, stack, request.limits.disk_bytes)?;
-        let made = storage::write_identity(&disk, &host_name, &self.settings.resolver, self.core.id_base)
+        let made = storage::write_identity(&disk, &host_name, &resolver(access.as_ref()), self.core.id_base)
             .and_then(|()| SandboxCgroup::create(&self.cgroups, &id, &request.limits, self.core.id_base));
         let cgroup = match made {
             Ok(cgroup) => cgroup,
@@ -303,12 +333,97 @@ impl Engine {
                 return Err(error);
             }
         };
+        let attachment = match access.map(|access| access.attach(init.pid)).transpose() {
+            Ok(attachment) => attachment,
+            Err(error) => {
+                isolation::end(&init.descriptor);
+                cgroup.remove();
+                storage::discard(&self.core.store, disk);
+                return Err(error);
+            }
+        };
         let attributes = BTreeMap::from([("template".to_owned(), request.template.to_string())]);
-        let parts = Parts { id: id.clone(), template, request, host_name, init, cgroup, disk };
+        let parts = Parts { id: id.clone(), template, request, host_name, init, cgroup, disk, attachment };
         let sandbox = Sandbox::start(&self.core, parts)?;
         self.core.sandboxes.write().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), Arc::clone(&sandbox));
         self.core.announce(EventObject::Sandbox, id.as_str(), "create", attributes);
         Ok(sandbox)
+    }
+
+    /// Makes a sandbox from a checkpoint: its files, and its processes going on from where they
+    /// were, independently of all others.
+    ///
+    /// # Errors
+    /// `NotFound` for the checkpoint; as [`create`](Self::create).
+    pub fn fork(&self, checkpoint: &str) -> Result<Arc<Sandbox>> {
+        let checkpoint = self.core.checkpoints.find(checkpoint)?;
+        self.fork_from(&checkpoint)
+    }
+
+    fn fork_from(&self, checkpoint: &Arc<Checkpoint>) -> Result<Arc<Sandbox>> {
+        let request = checkpoint.request.clone();
+        let sandbox = self.create_on(request, Arc::clone(&checkpoint.template), checkpoint.stack.clone())?;
+        if let Err(error) = sandbox.restore(checkpoint) {
+            // It may have ended by itself meanwhile.
+            let _unused = sandbox.kill();
+            return Err(error);
+        }
+        Ok(sandbox)
+    }
+
+    /// All checkpoints, oldest first.
+    pub fn checkpoints(&self) -> Vec<CheckpointInfo> {
+        self.core.checkpoints.list()
+    }
+
+    /// A checkpoint by id, by the beginning of one, or by name.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` when several match.
+    pub fn checkpoint(&self, text: &str) -> Result<CheckpointInfo> {
+        self.core.checkpoints.find(text).map(|checkpoint| checkpoint.info.clone())
+    }
+
+    /// Removes a checkpoint, and all below it if `recursive`; children of a removed one stay whole.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn remove_checkpoint(&self, text: &str, recursive: bool) -> Result<Vec<CheckpointInfo>> {
+        let id = self.core.checkpoints.find(text)?.info.id.clone();
+        let removed = self.core.checkpoints.remove(&id, recursive)?;
+        let infos = removed.iter().map(|checkpoint| checkpoint.info.clone()).collect();
+        self.release_checkpoints(removed);
+        Ok(infos)
+    }
+
+    fn release_checkpoints(&self, removed: Vec<Arc<Checkpoint>>) {
+        for checkpoint in removed {
+            let stack = checkpoint.stack.clone();
+            drop(checkpoint);
+            if let Err(error) = self.core.store.release(stack) {
+                tracing::error!(%error, "layers of a checkpoint stay until the next start");
+            }
+        }
+    }
+
+    /// Paths that differ between two states, each a sandbox or a checkpoint, in order.
+    ///
+    /// # Errors
+    /// `NotFound`, or when a layer cannot be read.
+    pub fn diff(&self, old: &str, new: &str) -> Result<Vec<brood_deltafs::Change>> {
+        let changes = brood_deltafs::Diff::new(self.file_tree(old)?, self.file_tree(new)?);
+        changes.collect::<std::result::Result<_, _>>().map_err(storage::store_error)
+    }
+
+    fn file_tree(&self, text: &str) -> Result<brood_deltafs::FileTree> {
+        if let Ok(id) = text.parse::<SandboxId>()
+            && let Some(sandbox) = self.core.find(&id)
+        {
+            let tree = sandbox.with_disk(|disk| brood_deltafs::FileTree::live(&disk.stack, &disk.upper))?;
+            return tree.map_err(storage::store_error);
+        }
+        let checkpoint = self.core.checkpoints.find(text)?;
+        brood_deltafs::FileTree::of(&checkpoint.stack).map_err(storage::store_error)
     }
 
     /// A live sandbox.
@@ -358,8 +473,11 @@ impl Engine {
                 scope.spawn(move || sandbox.end_because("the daemon shuts down"));
             }
         });
+        self.release_checkpoints(self.core.checkpoints.clear());
+        self.core.capturing.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.core.janitor.stop();
         self.core.reactor.stop();
+        self.core.network.stop();
         self.cgroups.remove();
         self.core.store.wait_removed();
     }

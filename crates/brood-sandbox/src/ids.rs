@@ -66,6 +66,22 @@ pub(crate) fn random_text(length: usize) -> String {
     text
 }
 
+fn is_id(text: &str) -> bool {
+    text.len() == SANDBOX_ID_LENGTH && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit())
+}
+
+impl FromStr for CheckpointId {
+    type Err = InvalidName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        if !is_id(text) {
+            let reason = "it must be 20 lower-case letters and digits (see `brood checkpoint ls`)";
+            return Err(InvalidName::new("checkpoint id", text, reason));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
 impl FromStr for SandboxId {
     type Err = InvalidName;
 
@@ -80,6 +96,23 @@ impl FromStr for SandboxId {
             ));
         }
         Ok(Self(text.to_owned()))
+    }
+}
+
+/// The id of a checkpoint: twenty lower-case letters and digits, the first a letter, globally unique.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct CheckpointId(String);
+
+impl CheckpointId {
+    /// A new id from the kernel's random source.
+    pub fn random() -> Self {
+        Self(random_text(SANDBOX_ID_LENGTH))
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 
@@ -144,6 +177,7 @@ macro_rules! text_newtype {
         }
     };
 }
+text_newtype!(CheckpointId);
 text_newtype!(SandboxId);
 text_newtype!(TemplateName);
 

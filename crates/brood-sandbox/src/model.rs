@@ -47,6 +47,32 @@ pub struct CreateRequest {
     /// Free text for the caller's own use.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// What it may reach.
+    #[serde(default)]
+    pub network: NetworkRequest,
+}
+
+/// What a sandbox may reach that no rule names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkAccess {
+    /// Nothing: only its own loopback interface, if no rule allows more.
+    #[default]
+    None,
+    /// Everything outside, but never the host's own services, link-local addresses or other sandboxes.
+    All,
+}
+
+/// What a sandbox may reach. What is allowed wins over what is denied, and both over `access`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkRequest {
+    /// What happens to destinations that no rule names.
+    pub access: NetworkAccess,
+    /// Addresses, ranges (`10.0.0.0/8`) and names (`example.com`, `*.example.com`) that may be reached.
+    pub allow: Vec<String>,
+    /// The same, that may not be reached.
+    pub deny: Vec<String>,
 }
 
 /// Where a sandbox stands in its life.
@@ -82,6 +108,9 @@ pub struct SandboxInfo {
     pub environment: BTreeMap<String, String>,
     /// The caller's own text.
     pub labels: BTreeMap<String, String>,
+    /// What it may reach.
+    #[serde(default)]
+    pub network: NetworkRequest,
     /// PID 1 as the host sees it.
     pub init_pid: Option<i32>,
     /// The live tool calls and background processes.
@@ -185,6 +214,8 @@ pub enum ExitReason {
     OutOfMemory,
     /// The sandbox was killed under it.
     SandboxKilled,
+    /// The sandbox was rolled back to a checkpoint under it.
+    RolledBack,
 }
 
 /// The end of a process, with what it used.
@@ -212,7 +243,7 @@ impl ExitReport {
             ExitReason::Exited(code) => code,
             ExitReason::Signaled(signal) => 128u8.saturating_add(signal),
             ExitReason::TimedOut => 124,
-            ExitReason::OutOfMemory | ExitReason::SandboxKilled => 137,
+            ExitReason::OutOfMemory | ExitReason::SandboxKilled | ExitReason::RolledBack => 137,
         }
     }
 }

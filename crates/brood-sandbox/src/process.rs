@@ -9,6 +9,7 @@ use std::time::Instant;
 use rustix::event::epoll::EventFlags;
 
 use crate::cgroup::CallCgroup;
+use crate::endpoints::{self, Endpoints, Slot};
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::{Follow, now_ms};
 use crate::model::{ExitReason, ExitReport, LogRecord, ProcessInfo, ProcessRequest, TerminalSize};
@@ -30,6 +31,7 @@ pub(crate) enum KillCause {
     None = 0,
     TimedOut = 1,
     SandboxKilled = 2,
+    RolledBack = 3,
 }
 
 /// A tool call or background process. It lives on when nobody holds this.
@@ -73,6 +75,68 @@ impl Process {
             timer: Mutex::default(),
             sandbox,
         })
+    }
+
+    /// A process that came with a checkpoint.
+    pub(crate) fn restored(info: &ProcessInfo, cgroup: Option<Arc<CallCgroup>>, sandbox: Weak<Sandbox>) -> Arc<Self> {
+        Arc::new(Self {
+            arguments: info.arguments.clone(),
+            tag: info.tag.clone(),
+            background: info.background,
+            terminal: info.terminal,
+            started_ms: info.started_ms,
+            started: Instant::now(),
+            pid: OnceLock::new(),
+            hub: Hub::new(),
+            pumps: Mutex::default(),
+            input: Mutex::default(),
+            cgroup: Mutex::new(cgroup),
+            kill_cause: AtomicU8::new(KillCause::None as u8),
+            timer: Mutex::default(),
+            sandbox,
+        })
+    }
+
+    /// Ends what its readers see with `RolledBack`, and follows the process, which was put back
+    /// to an earlier state of itself, as another.
+    pub(crate) fn succeed(&self) -> Arc<Self> {
+        let cgroup = lock(&self.cgroup).take();
+        let successor = Self::restored(&self.info(), cgroup, self.sandbox.clone());
+        let _new = successor.pid.set(self.pid());
+        let pumps = std::mem::take(&mut *lock(&self.pumps));
+        for pump in &pumps {
+            *lock(&pump.process) = Arc::downgrade(&successor);
+        }
+        let resumed: Vec<Weak<Pump>> = pumps.iter().map(Arc::downgrade).collect();
+        successor.hub.set_resume(move || resumed.iter().filter_map(Weak::upgrade).for_each(|pump| pump.resume()));
+        pumps.iter().for_each(|pump| pump.resume());
+        *lock(&successor.pumps) = pumps;
+        *lock(&successor.input) = lock(&self.input).take();
+        self.hub.end(self.report(ExitReason::RolledBack, 0, 0, 0));
+        successor
+    }
+
+    /// Tells where its streams end on our side.
+    pub(crate) fn add_endpoints(&self, endpoints: &mut Endpoints) {
+        for pump in lock(&self.pumps).iter() {
+            let slot = match pump.stream {
+                Stream::Stdout => Slot::Output,
+                Stream::Stderr => Slot::Error,
+                Stream::Terminal => Slot::Terminal,
+            };
+            match slot {
+                Slot::Terminal => endpoints.add_terminal(pump.descriptor.as_fd(), endpoints::key(self.pid(), slot)),
+                _ => endpoints.add_pipe(pump.descriptor.as_fd(), endpoints::key(self.pid(), slot)),
+            }
+        }
+        if let Some(input) = lock(&self.input).as_ref().filter(|_| !self.terminal) {
+            endpoints.add_pipe(input.descriptor.as_fd(), endpoints::key(self.pid(), Slot::Input));
+        }
+    }
+
+    /// Whether its standard input is still open on our side.
+    pub(crate) fn has_input(&self) -> bool {
+        lock(&self.input).is_some()
     }
 
     /// Its process id inside the sandbox.
@@ -241,22 +305,27 @@ impl Process {
                 ExitReason::TimedOut
             }
             ExitReason::Signaled(9) if cause == KillCause::SandboxKilled as u8 => ExitReason::SandboxKilled,
+            ExitReason::Signaled(9) if cause == KillCause::RolledBack as u8 => ExitReason::RolledBack,
             reason => reason,
         };
-        let report = ExitReport {
-            reason,
-            ended_ms: now_ms(),
-            duration_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
-            cpu_us: end.cpu_us,
-            resident_peak_kib: end.resident_peak_kib,
-            sandbox_memory_peak_bytes: end.sandbox_memory_peak_bytes,
-        };
+        let report = self.report(reason, end.cpu_us, end.resident_peak_kib, end.sandbox_memory_peak_bytes);
         let input = lock(&self.input).take();
         if let Some(input) = input {
             input.close();
         }
         self.hub.end(report);
         report
+    }
+
+    fn report(&self, reason: ExitReason, cpu_us: u64, resident_peak_kib: u64, memory_peak: u64) -> ExitReport {
+        ExitReport {
+            reason,
+            ended_ms: now_ms(),
+            duration_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            cpu_us,
+            resident_peak_kib,
+            sandbox_memory_peak_bytes: memory_peak,
+        }
     }
 
     /// Stops reading what background children may still print. For the end of the sandbox.
@@ -288,7 +357,8 @@ pub(crate) enum Streams {
 struct Pump {
     descriptor: OwnedFd,
     stream: Stream,
-    process: Weak<Process>,
+    /// Whom the output belongs to; after a rollback that is another.
+    process: Mutex<Weak<Process>>,
     token: OnceLock<Token>,
     reactor: Arc<Reactor>,
     log: Option<Follow<LogRecord>>,
@@ -305,7 +375,7 @@ impl Pump {
         let pump = Arc::new(Self {
             descriptor,
             stream,
-            process: Arc::downgrade(process),
+            process: Mutex::new(Arc::downgrade(process)),
             token: OnceLock::new(),
             reactor: Arc::clone(reactor),
             log,
@@ -333,7 +403,7 @@ impl Pump {
 
     fn take(&self, hub: Option<&Hub>, bytes: &[u8]) -> Flow {
         if let Some(log) = &self.log {
-            let pid = self.process.upgrade().map(|process| process.pid());
+            let pid = lock(&self.process).upgrade().map(|process| process.pid());
             let text = String::from_utf8_lossy(bytes).into_owned();
             log.push(|_| LogRecord { time_ms: now_ms(), pid, stream: self.stream.name().to_owned(), text });
         }
@@ -377,7 +447,7 @@ enum ReadOutcome {
 
 impl Source for Pump {
     fn ready(&self, _: EventFlags) {
-        let process = self.process.upgrade();
+        let process = lock(&self.process).upgrade();
         let hub = process.as_ref().map(|process| &*process.hub);
         let mut buffer = vec![0; READ_BYTES];
         for _ in 0..READS_IN_A_ROW {

@@ -9,13 +9,15 @@
 //! is held while PID 1 is waited for.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use brood_deltafs::{LayerStack, OverlayMount, Space, Upper};
 use brood_init_protocol::{Exited, Kind, Signal};
+use brood_network::Attachment;
 use rustix::event::epoll::EventFlags;
 
 use crate::cgroup::{CallCgroup, SandboxCgroup};
@@ -28,14 +30,17 @@ use crate::ids::SandboxId;
 use crate::isolation::{self, Init};
 use crate::limits;
 use crate::model::{
-    CreateRequest, EventObject, ExitReason, ExitReport, LogRecord, ProcessRequest, SandboxInfo, SandboxState,
-    SandboxStats,
+    CreateRequest, EventObject, ExitReason, ExitReport, LogRecord, NetworkRequest, ProcessRequest, SandboxInfo,
+    SandboxState, SandboxStats,
 };
+use crate::network::{network_error, policy, resolver};
+use crate::output::{SubscribeFrom, Subscription};
 use crate::process::{KillCause, Process, ProcessEnd, Streams, lock};
 use crate::reactor::{Source, TimerId, Token};
 use crate::spawn;
 use crate::storage;
 use crate::template::Template;
+use crate::transaction::History;
 use crate::users::Identity;
 
 /// What a sandbox's files are made of.
@@ -55,12 +60,15 @@ pub struct Sandbox {
     pub(crate) request: CreateRequest,
     pub(crate) host_name: String,
     created_ms: u64,
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     state: Mutex<SandboxState>,
     pub(crate) init: Init,
-    cgroup: SandboxCgroup,
-    disk: RwLock<Option<Disk>>,
-    layers: usize,
+    pub(crate) cgroup: SandboxCgroup,
+    network: Mutex<Network>,
+    pub(crate) disk: RwLock<Option<Disk>>,
+    /// Tool calls start holding it shared; a checkpoint or rollback holds it alone.
+    pub(crate) turn: RwLock<()>,
+    history: Mutex<Option<History>>,
     token: OnceLock<Token>,
     starting: Mutex<HashMap<u64, Starting>>,
     processes: Mutex<Processes>,
@@ -94,6 +102,13 @@ struct Calls {
     next: u32,
 }
 
+/// How a sandbox is connected.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) request: NetworkRequest,
+    pub(crate) attachment: Option<Attachment>,
+}
+
 /// What [`Sandbox::start`] is made from.
 pub(crate) struct Parts {
     pub(crate) id: SandboxId,
@@ -103,14 +118,15 @@ pub(crate) struct Parts {
     pub(crate) init: Init,
     pub(crate) cgroup: SandboxCgroup,
     pub(crate) disk: Disk,
+    pub(crate) attachment: Option<Attachment>,
 }
 
 impl Sandbox {
     /// Takes over a PID 1 that has entered its root.
     pub(crate) fn start(core: &Arc<Core>, parts: Parts) -> Result<Arc<Self>> {
-        let Parts { id, template, request, host_name, init, cgroup, disk } = parts;
+        let Parts { id, template, request, host_name, init, cgroup, disk, attachment } = parts;
+        let network = Mutex::new(Network { request: request.network.clone(), attachment });
         let timeout = request.timeout;
-        let layers = disk.stack.depth();
         let sandbox = Arc::new(Self {
             id,
             template,
@@ -121,8 +137,10 @@ impl Sandbox {
             state: Mutex::new(SandboxState::Running),
             init,
             cgroup,
+            network,
             disk: RwLock::new(Some(disk)),
-            layers,
+            turn: RwLock::default(),
+            history: Mutex::default(),
             token: OnceLock::new(),
             starting: Mutex::default(),
             processes: Mutex::default(),
@@ -172,9 +190,10 @@ impl Sandbox {
             limits: self.request.limits.clone(),
             environment: self.request.environment.clone(),
             labels: self.request.labels.clone(),
+            network: lock(&self.network).request.clone(),
             init_pid: live.then(|| self.init.pid.as_raw_nonzero().get()),
             processes: self.processes().iter().map(|process| process.info()).collect(),
-            layers: self.layers,
+            layers: self.with_disk(|disk| disk.stack.depth()).unwrap_or(0),
         }
     }
 
@@ -222,16 +241,72 @@ impl Sandbox {
         Ok(())
     }
 
+    /// Changes what it may reach, at once.
+    ///
+    /// # Errors
+    /// `Invalid` for a rule that cannot be read, `NotFound` when it is gone.
+    pub fn set_network(&self, request: NetworkRequest) -> Result<()> {
+        self.ensure_running()?;
+        let mut network = lock(&self.network);
+        match &network.attachment {
+            Some(attachment) => attachment.set_policy(policy(&request)?).map_err(network_error)?,
+            None => {
+                let access = self.core.network.access(&request)?;
+                self.with_disk(|disk| storage::write_resolver(disk, &resolver(access.as_ref()), self.core.id_base))??;
+                network.attachment = access.map(|access| access.attach(self.init.pid)).transpose()?;
+            }
+        }
+        network.request = request;
+        Ok(())
+    }
+
+    /// Connects to a TCP port inside, on its loopback interface or its address.
+    ///
+    /// # Errors
+    /// `Invalid` for a sandbox without network, `NotFound` when nothing listens there.
+    pub fn connect(&self, port: u16) -> Result<TcpStream> {
+        self.ensure_running()?;
+        let network = lock(&self.network);
+        let attachment = network.attachment.as_ref().ok_or_else(|| {
+            let message =
+                format!("sandbox {} has no network: create it with --network all, or allow something", self.id);
+            EngineError::new(ErrorKind::Invalid, message)
+        })?;
+        attachment.connect(port).map_err(|error| {
+            let message = format!("nothing answers on port {port} of sandbox {}", self.id);
+            EngineError::caused_by(ErrorKind::NotFound, message, error)
+        })
+    }
+
     /// Starts a tool call or background process.
     ///
     /// # Errors
     /// `CommandNotFound`, `NotExecutable`, `Invalid` for a user or directory that does not exist,
     /// `Exhausted` at a limit, `NotFound` when the sandbox is gone.
     pub fn spawn(self: &Arc<Self>, request: ProcessRequest) -> Result<Arc<Process>> {
+        self.spawn_read_by(request, |_process| ()).map(|(process, ())| process)
+    }
+
+    /// As [`spawn`](Self::spawn), with a reader that was there before the first byte, so that none
+    /// can be lost to it.
+    ///
+    /// # Errors
+    /// As [`spawn`](Self::spawn).
+    pub fn spawn_with_output(self: &Arc<Self>, request: ProcessRequest) -> Result<(Arc<Process>, Subscription)> {
+        self.spawn_read_by(request, |process| process.subscribe(SubscribeFrom::Start))
+    }
+
+    fn spawn_read_by<R>(
+        self: &Arc<Self>,
+        request: ProcessRequest,
+        read: impl FnOnce(&Process) -> R,
+    ) -> Result<(Arc<Process>, R)> {
+        let _shared = self.turn.read().unwrap_or_else(PoisonError::into_inner);
         self.ensure_running()?;
         let prepared = self.with_disk(|disk| spawn::prepare(self, disk, &request))??;
         let cgroup = self.take_call_group()?;
         let process = Process::new(&request, Arc::clone(&cgroup), Arc::downgrade(self));
+        let reader = read(&process);
         let started = self.start_process(&process, prepared, &cgroup, &request);
         if let Err(error) = started {
             self.give_back(cgroup);
@@ -241,7 +316,7 @@ impl Sandbox {
             self.arm_timeout(&process, timeout);
         }
         self.announce("exec_start", process.pid(), [("command", process.arguments.join(" "))]);
-        Ok(process)
+        Ok((process, reader))
     }
 
     fn start_process(
@@ -287,34 +362,31 @@ impl Sandbox {
         }
     }
 
-    fn take_call_group(&self) -> Result<Arc<CallCgroup>> {
+    pub(crate) fn take_call_group(&self) -> Result<Arc<CallCgroup>> {
         let mut calls = lock(&self.calls);
         if let Some(free) = calls.free.pop() {
             return Ok(free);
         }
         let lingering = std::mem::take(&mut calls.lingering);
         let (busy, empty): (Vec<_>, Vec<_>) = lingering.into_iter().partition(|group| group.is_populated());
+        let (fresh, spent): (Vec<_>, Vec<_>) = empty.into_iter().partition(|group| group.is_fresh());
         calls.lingering = busy;
-        let (killed, free): (Vec<_>, Vec<_>) = empty.into_iter().partition(|group| group.was_killed());
-        calls.free = free;
-        let reused = calls.free.pop();
+        calls.free = fresh;
+        let free = calls.free.pop();
         let number = calls.next;
-        if reused.is_none() {
-            calls.next += 1;
-        }
+        calls.next += u32::from(free.is_none());
         drop(calls);
-        killed.iter().for_each(|group| group.remove());
-        if let Some(free) = reused {
-            return Ok(free);
+        spent.iter().for_each(|group| group.remove());
+        match free {
+            Some(free) => Ok(free),
+            None => self.cgroup.create_call(number).map(Arc::new),
         }
-        self.cgroup.create_call(number).map(Arc::new)
     }
 
     fn give_back(&self, group: Arc<CallCgroup>) {
-        // A killed group is removed when the next call looks for one: its dead may still leave it.
-        let populated = group.is_populated() || group.was_killed();
+        let reusable = group.is_fresh() && !group.is_populated();
         let mut calls = lock(&self.calls);
-        if populated { calls.lingering.push(group) } else { calls.free.push(group) }
+        if reusable { calls.free.push(group) } else { calls.lingering.push(group) }
     }
 
     /// All live tool calls and background processes.
@@ -322,6 +394,65 @@ impl Sandbox {
         let mut processes: Vec<_> = lock(&self.processes).live.values().cloned().collect();
         processes.sort_by_key(|process| process.pid());
         processes
+    }
+
+    /// The live ones and those that ended lately.
+    pub(crate) fn all_processes(&self) -> Vec<Arc<Process>> {
+        let processes = lock(&self.processes);
+        processes.live.values().chain(&processes.ended).cloned().collect()
+    }
+
+    /// Follows a process that came with a checkpoint.
+    pub(crate) fn adopt_process(&self, process: &Arc<Process>, pid: u32, streams: Streams) {
+        process.started(pid, streams, &self.core.reactor, &self.log);
+        lock(&self.processes).live.insert(pid, Arc::clone(process));
+    }
+
+    /// Follows a live process under another name.
+    pub(crate) fn replace_process(&self, process: &Arc<Process>) {
+        let before = lock(&self.processes).live.insert(process.pid(), Arc::clone(process));
+        if let Some(before) = before {
+            self.remember(before);
+        }
+    }
+
+    /// Ends what a process's readers see, for one that was killed with the state that it belonged to.
+    pub(crate) fn forget_process(&self, process: &Arc<Process>) {
+        // PID 1 may have reported its end already.
+        if lock(&self.processes).live.remove(&process.pid()).is_none() {
+            return;
+        }
+        let end = ProcessEnd {
+            reason: ExitReason::RolledBack,
+            out_of_memory: false,
+            cpu_us: 0,
+            resident_peak_kib: 0,
+            sandbox_memory_peak_bytes: 0,
+        };
+        let group = lock(&process.cgroup).take();
+        if let Some(group) = group {
+            self.give_back(group);
+        }
+        process.ended(end);
+        process.close();
+        self.remember(Arc::clone(process));
+    }
+
+    fn remember(&self, process: Arc<Process>) {
+        let mut processes = lock(&self.processes);
+        processes.ended.push_back(process);
+        if processes.ended.len() > limits::ENDED_PROCESSES_KEPT {
+            processes.ended.pop_front();
+        }
+    }
+
+    /// What is remembered between checkpoints; made when it is first asked for.
+    pub(crate) fn history(&self) -> Result<HistoryGuard<'_>> {
+        let mut history = lock(&self.history);
+        if history.is_none() {
+            *history = Some(History::new(self.init.pid, None)?);
+        }
+        Ok(HistoryGuard(history))
     }
 
     /// A live or recently ended process by its process id.
@@ -366,7 +497,7 @@ impl Sandbox {
         self.with_disk(|disk| storage::root_of(disk).map(|root| Files::new(self.id.clone(), root, self.core.id_base)))?
     }
 
-    fn with_disk<T>(&self, use_it: impl FnOnce(&Disk) -> T) -> Result<T> {
+    pub(crate) fn with_disk<T>(&self, use_it: impl FnOnce(&Disk) -> T) -> Result<T> {
         let disk = self.disk.read().unwrap_or_else(PoisonError::into_inner);
         disk.as_ref().map(use_it).ok_or_else(|| self.gone())
     }
@@ -390,7 +521,7 @@ impl Sandbox {
         EngineError::new(ErrorKind::NotFound, message)
     }
 
-    fn ensure_running(&self) -> Result<()> {
+    pub(crate) fn ensure_running(&self) -> Result<()> {
         if *lock(&self.state) == SandboxState::Running { Ok(()) } else { Err(self.gone()) }
     }
 
@@ -436,6 +567,7 @@ impl Sandbox {
             process.mark(KillCause::SandboxKilled);
         }
         isolation::end(&self.init.descriptor);
+        drop(lock(&self.network).attachment.take());
         if let Some(token) = self.token.get() {
             self.core.reactor.deregister(self.init.control.as_fd(), *token);
         }
@@ -522,13 +654,7 @@ impl Sandbox {
         if let Some(group) = group {
             self.give_back(group);
         }
-        {
-            let mut processes = lock(&self.processes);
-            processes.ended.push_back(Arc::clone(&process));
-            if processes.ended.len() > limits::ENDED_PROCESSES_KEPT {
-                processes.ended.pop_front();
-            }
-        }
+        self.remember(Arc::clone(&process));
         let report = process.ended(end);
         self.announce_end(&process, &report);
     }
@@ -564,6 +690,22 @@ fn reason_of(wait_status: u32) -> ExitReason {
     match wait_status & 0x7f {
         0 => ExitReason::Exited((wait_status >> 8 & 0xff) as u8),
         signal => ExitReason::Signaled(signal as u8),
+    }
+}
+
+/// Access to a sandbox's history, which exists.
+pub(crate) struct HistoryGuard<'s>(MutexGuard<'s, Option<History>>);
+
+impl std::ops::Deref for HistoryGuard<'_> {
+    type Target = History;
+    fn deref(&self) -> &History {
+        self.0.as_ref().expect("made before the guard")
+    }
+}
+
+impl std::ops::DerefMut for HistoryGuard<'_> {
+    fn deref_mut(&mut self) -> &mut History {
+        self.0.as_mut().expect("made before the guard")
     }
 }
 

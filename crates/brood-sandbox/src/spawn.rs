@@ -143,7 +143,7 @@ fn texts_bytes(request: &ProcessRequest, directory: &str, environment: &BTreeMap
 
 /// Our ends and the process's. Only ours never block; the process gets ordinary pipes, which belong
 /// to its user, so that it can open `/dev/stdout` again.
-fn pipes(stdin: bool, (uid, gid): (u32, u32)) -> Result<(Streams, [OwnedFd; 3])> {
+pub(crate) fn pipes(stdin: bool, (uid, gid): (u32, u32)) -> Result<(Streams, [OwnedFd; 3])> {
     let failed = |error: Errno| EngineError::system("cannot make pipes", error);
     let make = || pipe_with(PipeFlags::CLOEXEC).map_err(failed);
     let (input_read, input_write) = make()?;

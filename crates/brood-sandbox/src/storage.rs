@@ -67,6 +67,20 @@ pub(crate) fn discard(store: &Store, disk: Disk) {
     }
 }
 
+/// As [`discard`], for files that the sandbox has just been moved away from: the kernel may still
+/// hold their mount for a moment.
+pub(crate) fn discard_replaced(store: &Store, disk: Disk) {
+    let Disk { stack, upper, space: _kept, mount } = disk;
+    drop(mount);
+    // After a checkpoint there is nothing left at the old upper's path: it has become a layer.
+    if upper.changes().exists() {
+        throw_away(store, Some(upper), None);
+    }
+    if let Err(error) = store.release(stack) {
+        tracing::error!(%error, "layers that a sandbox left stay until the next start");
+    }
+}
+
 fn throw_away(store: &Store, upper: Option<Upper>, space: Option<Space>) {
     let discarded = upper.map_or(Ok(()), |upper| store.discard(upper));
     let discarded = discarded.and(space.map_or(Ok(()), |space| store.discard_space(&space)));
@@ -91,6 +105,11 @@ pub(crate) fn write_identity(disk: &Disk, host_name: &str, resolver: &str, id_ba
         write_file(&root, path, text, id_base)?;
     }
     Ok(())
+}
+
+/// Writes the name server's address.
+pub(crate) fn write_resolver(disk: &Disk, resolver: &str, id_base: u32) -> Result<()> {
+    write_file(&root_of(disk)?, "etc/resolv.conf", resolver, id_base)
 }
 
 /// Replaces a file; a link that the image left there is replaced, not followed.

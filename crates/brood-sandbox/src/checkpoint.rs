@@ -1,0 +1,185 @@
+//! Checkpoints: immutable pairs of a layer stack and a process-tree image, in a tree.
+//!
+//! A checkpoint is in the table once both halves exist, so nobody ever sees one without the other.
+//! Both live as long as the daemon does.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use brood_deltacr::ProcessTreeImage;
+use brood_deltafs::LayerStack;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{EngineError, ErrorKind, Result};
+use crate::ids::{CheckpointId, SandboxId, TemplateName};
+use crate::model::{CreateRequest, ProcessInfo};
+use crate::template::Template;
+
+/// Most checkpoints that a daemon keeps. Each holds at least its own layer directory and image.
+const CHECKPOINTS_MAX: usize = 100_000;
+
+/// A tool call or background process that lived when a checkpoint was taken.
+#[derive(Debug, Clone)]
+pub(crate) struct ProcessRecord {
+    pub(crate) info: ProcessInfo,
+    pub(crate) has_input: bool,
+}
+
+/// A frozen state of a sandbox.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    pub(crate) info: CheckpointInfo,
+    pub(crate) template: Arc<Template>,
+    /// How its sandbox was made: forks get the same environment and limits.
+    pub(crate) request: CreateRequest,
+    pub(crate) stack: LayerStack,
+    /// None for files alone.
+    pub(crate) processes: Option<ProcessTreeImage>,
+    pub(crate) records: Vec<ProcessRecord>,
+}
+
+/// A checkpoint as lists and `inspect` show it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CheckpointInfo {
+    /// Its id.
+    pub id: CheckpointId,
+    /// A name given by the caller, unique among the checkpoints of one template.
+    pub name: Option<String>,
+    /// The checkpoint that its sandbox was at before.
+    pub parent: Option<CheckpointId>,
+    /// The sandbox that it was taken of, which may be gone.
+    pub sandbox: SandboxId,
+    /// The template of that sandbox.
+    pub template: TemplateName,
+    /// When, in milliseconds since 1970.
+    pub created_ms: u64,
+    /// Whether it holds processes, or files alone.
+    pub with_processes: bool,
+    /// Processes in it, PID 1 not counted.
+    pub processes: usize,
+    /// Layers of its files.
+    pub layers: usize,
+    /// Pages that were copied when it was taken: those written since its parent.
+    pub copied_pages: usize,
+    /// How long the sandbox stood still, in microseconds.
+    pub standstill_us: u64,
+}
+
+/// All checkpoints of an engine.
+#[derive(Debug, Default)]
+pub(crate) struct Checkpoints {
+    table: RwLock<BTreeMap<CheckpointId, Arc<Checkpoint>>>,
+}
+
+impl Checkpoints {
+    fn table(&self) -> RwLockReadGuard<'_, BTreeMap<CheckpointId, Arc<Checkpoint>>> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn insert(&self, checkpoint: Arc<Checkpoint>) {
+        let id = checkpoint.info.id.clone();
+        self.table.write().unwrap_or_else(PoisonError::into_inner).insert(id, checkpoint);
+    }
+
+    /// Refuses what could not be kept, before anything is touched.
+    pub(crate) fn ensure_room(&self, template: &TemplateName, name: Option<&str>) -> Result<()> {
+        let table = self.table();
+        if table.len() >= CHECKPOINTS_MAX {
+            let message = format!("there are {CHECKPOINTS_MAX} checkpoints: remove some (`brood checkpoint rm`)");
+            return Err(EngineError::new(ErrorKind::Exhausted, message));
+        }
+        let Some(name) = name else { return Ok(()) };
+        let well_formed = name.len() <= 128 && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+        if name.is_empty() || !well_formed || name.starts_with(['-', '.']) {
+            let message = format!("checkpoint name {name:?} is not valid: letters, digits and - _ . are allowed");
+            return Err(EngineError::new(ErrorKind::Invalid, message));
+        }
+        let taken = |info: &CheckpointInfo| info.template == *template && info.name.as_deref() == Some(name);
+        if table.values().any(|checkpoint| taken(&checkpoint.info)) {
+            let message = format!("checkpoint {name:?} exists already: choose another name or remove it");
+            return Err(EngineError::new(ErrorKind::Conflict, message));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, id: &CheckpointId) -> Result<Arc<Checkpoint>> {
+        self.table().get(id).cloned().ok_or_else(|| {
+            let message = format!("no checkpoint {id}: `brood checkpoint ls` lists what there is");
+            EngineError::new(ErrorKind::NotFound, message)
+        })
+    }
+
+    /// By id, by the beginning of one, or by name.
+    pub(crate) fn find(&self, text: &str) -> Result<Arc<Checkpoint>> {
+        let table = self.table();
+        let matches: Vec<_> = table
+            .values()
+            .filter(|checkpoint| {
+                checkpoint.info.name.as_deref() == Some(text)
+                    || (text.len() >= 4 && checkpoint.info.id.as_str().starts_with(text))
+            })
+            .collect();
+        match matches[..] {
+            [one] => Ok(Arc::clone(one)),
+            [] => {
+                let shown: String = text.chars().take(80).collect();
+                let message = format!("no checkpoint {shown:?}: `brood checkpoint ls` lists what there is");
+                Err(EngineError::new(ErrorKind::NotFound, message))
+            }
+            _ => {
+                let message = format!("{text:?} names {} checkpoints: give the whole id", matches.len());
+                Err(EngineError::new(ErrorKind::Invalid, message))
+            }
+        }
+    }
+
+    /// Oldest first.
+    pub(crate) fn list(&self) -> Vec<CheckpointInfo> {
+        let mut infos: Vec<_> = self.table().values().map(|checkpoint| checkpoint.info.clone()).collect();
+        infos.sort_by(|left, right| (left.created_ms, &left.id).cmp(&(right.created_ms, &right.id)));
+        infos
+    }
+
+    /// Takes a checkpoint out, and all below it if `recursive`. Children of a removed one stay
+    /// whole: they share its layers and pages, which live as long as somebody refers to them; in
+    /// the tree they move up to its parent.
+    pub(crate) fn remove(&self, id: &CheckpointId, recursive: bool) -> Result<Vec<Arc<Checkpoint>>> {
+        let first = self.get(id)?;
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let mut removed: Vec<_> = table.remove(id).into_iter().collect();
+        let mut children: HashMap<CheckpointId, Vec<CheckpointId>> = HashMap::new();
+        for checkpoint in table.values() {
+            if let Some(parent) = &checkpoint.info.parent {
+                children.entry(parent.clone()).or_default().push(checkpoint.info.id.clone());
+            }
+        }
+        let mut below = children.remove(id).unwrap_or_default();
+        if recursive {
+            while let Some(child) = below.pop() {
+                removed.extend(table.remove(&child));
+                below.extend(children.remove(&child).unwrap_or_default());
+            }
+        } else {
+            for child in below {
+                let Some(old) = table.remove(&child) else { continue };
+                let info = CheckpointInfo { parent: first.info.parent.clone(), ..old.info.clone() };
+                let moved = Checkpoint {
+                    info,
+                    template: Arc::clone(&old.template),
+                    request: old.request.clone(),
+                    stack: old.stack.clone(),
+                    processes: old.processes.clone(),
+                    records: old.records.clone(),
+                };
+                table.insert(child, Arc::new(moved));
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Takes all out; for the end of the engine.
+    pub(crate) fn clear(&self) -> Vec<Arc<Checkpoint>> {
+        let table = std::mem::take(&mut *self.table.write().unwrap_or_else(PoisonError::into_inner));
+        table.into_values().collect()
+    }
+}

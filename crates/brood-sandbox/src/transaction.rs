@@ -1,0 +1,417 @@
+//! Checkpoint, rollback and fork: files and processes as one.
+//!
+//! A sandbox's `turn` lock orders them: tool calls start while holding it shared, a checkpoint or
+//! rollback holds it alone, so no call is ever half started when the tree is stopped.
+//!
+//! What makes a checkpoint one transaction: the tasks stand still from before the first half is
+//! taken until after the second; a failure of either leaves the sandbox on its old files, going
+//! on as if nothing had been.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use brood_deltacr::{ProcessTreeImage, RestoreTarget, RestoredTree, RollbackRequest, SandboxRoot, StoppedTree, Tree};
+use brood_deltafs::{Frozen, LayerStack, OverlayMount, Upper};
+use brood_init_protocol::Kind;
+use rustix::process::Pid;
+
+use crate::cgroup::CallCgroup;
+use crate::checkpoint::{Checkpoint, CheckpointInfo, ProcessRecord};
+use crate::endpoints::Endpoints;
+use crate::error::{EngineError, ErrorKind, Result};
+use crate::events::now_ms;
+use crate::ids::CheckpointId;
+use crate::limits;
+use crate::process::{KillCause, Process, lock};
+use crate::sandbox::{Disk, Sandbox};
+use crate::storage;
+
+/// Mounts below the root that are not part of its files.
+const CARRIED: [&str; 3] = ["/proc", "/sys", "/dev/pts"];
+
+/// What the engine keeps for captures and restores, started when first needed.
+#[derive(Debug)]
+pub(crate) struct Capturing {
+    pub(crate) pages: Arc<brood_deltacr::PageStore>,
+    pub(crate) seed: brood_deltacr::Seed,
+    pub(crate) swapper: brood_deltafs::RootSwapper,
+}
+
+impl Capturing {
+    pub(crate) fn start() -> Result<Self> {
+        let seed = brood_deltacr::Seed::new().map_err(capture_error)?;
+        let swapper = brood_deltafs::RootSwapper::start()
+            .map_err(|error| EngineError::system("cannot start the thread that exchanges roots", error))?;
+        Ok(Self { pages: brood_deltacr::PageStore::new(), seed, swapper })
+    }
+}
+
+/// What a sandbox remembers between checkpoints.
+#[derive(Debug)]
+pub(crate) struct History {
+    tree: Tree,
+    /// The checkpoint that it was taken to, or put back to, last.
+    at: Option<CheckpointId>,
+}
+
+impl History {
+    pub(crate) fn new(init: Pid, at: Option<CheckpointId>) -> Result<Self> {
+        Ok(Self { tree: Tree::new(init).map_err(capture_error)?, at })
+    }
+}
+
+pub(crate) fn capture_error(error: brood_deltacr::Error) -> EngineError {
+    let refused = matches!(error, brood_deltacr::Error::Refused(_));
+    let kind = if refused { ErrorKind::Unsupported } else { ErrorKind::Internal };
+    let message = if refused { "the processes cannot be captured" } else { "capture or restore failed" };
+    EngineError::caused_by(kind, message, error)
+}
+
+/// A checkpoint's files, ready to be swapped in.
+struct NewFiles {
+    stack: LayerStack,
+    upper: Upper,
+    mount: OverlayMount,
+}
+
+impl Sandbox {
+    /// Freezes files and processes as one immutable state. The sandbox stands still for about a
+    /// millisecond; calls in flight go on after it.
+    ///
+    /// # Errors
+    /// `Unsupported` when a process holds something that cannot be captured, named in the message;
+    /// nothing has changed then. `Conflict` for a name that is taken.
+    pub fn checkpoint(self: &Arc<Self>, name: Option<String>, with_processes: bool) -> Result<CheckpointInfo> {
+        let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
+        self.ensure_running()?;
+        self.core.checkpoints.ensure_room(&self.request.template, name.as_deref())?;
+        let capturing = self.core.capturing()?;
+        let mut history = self.history()?;
+        let (old_stack, frozen) = self.with_disk(|disk| {
+            let frozen = self.core.store.freeze(&disk.upper, &disk.stack).map_err(storage::store_error);
+            (disk.stack.clone(), frozen)
+        })?;
+        let frozen = frozen?;
+        let taken = self.take(&mut history.tree, &capturing, &frozen, &old_stack, with_processes);
+        let (mount, taken) = match taken {
+            Ok(taken) => taken,
+            Err(error) => {
+                drop(old_stack);
+                self.core.store.undo_freeze(frozen).map_err(storage::store_error)?;
+                return Err(error);
+            }
+        };
+        let (stack, upper) = self.core.store.commit_freeze(frozen).map_err(storage::store_error)?;
+        self.replace_disk(NewFiles { stack: stack.clone(), upper, mount });
+        let info = CheckpointInfo {
+            id: CheckpointId::random(),
+            name,
+            parent: history.at.clone(),
+            sandbox: self.id().clone(),
+            template: self.request.template.clone(),
+            created_ms: now_ms(),
+            with_processes,
+            processes: taken.image.as_ref().map_or(0, |image| image.processes.len()),
+            layers: stack.depth(),
+            copied_pages: taken.copied_pages,
+            standstill_us: taken.standstill_us,
+        };
+        let checkpoint = Checkpoint {
+            info: info.clone(),
+            template: Arc::clone(&self.template),
+            request: self.request.clone(),
+            stack,
+            processes: taken.image,
+            records: taken.records,
+        };
+        self.core.checkpoints.insert(Arc::new(checkpoint));
+        history.at = Some(info.id.clone());
+        Ok(info)
+    }
+
+    /// The part of a checkpoint during which the tasks stand still.
+    fn take(
+        &self,
+        tree: &mut Tree,
+        capturing: &Capturing,
+        frozen: &Frozen,
+        old_stack: &LayerStack,
+        with_processes: bool,
+    ) -> Result<(OverlayMount, Taken)> {
+        let endpoints = self.endpoints();
+        let records = if with_processes { self.records() } else { Vec::new() };
+        let mut stopped = tree.stop().map_err(capture_error)?;
+        let (image, copied_pages) = if with_processes {
+            let (image, statistics) = stopped.capture(&capturing.pages, &endpoints).map_err(capture_error)?;
+            (Some(image), statistics.copied_pages)
+        } else {
+            (None, 0)
+        };
+        // A file that is open for writing must keep its inode number: it is copied up beforehand.
+        let written = image.as_ref().map(written_files).unwrap_or_default();
+        frozen.upper().carry(old_stack, &written).map_err(storage::store_error)?;
+        let mount = OverlayMount::mount(frozen.stack(), frozen.upper()).map_err(storage::store_error)?;
+        self.exchange_root(capturing, &mount)?;
+        let root = sandbox_root(&mount)?;
+        if let Err(error) = stopped.repoint_files(&root, &endpoints) {
+            // Some tasks are on the new files, some on the old ones: no state to go on in.
+            drop(stopped);
+            self.end_soon("its files could not be exchanged");
+            return Err(capture_error(error));
+        }
+        let standstill = stopped.resume();
+        let standstill_us = u64::try_from(standstill.as_micros()).unwrap_or(u64::MAX);
+        Ok((mount, Taken { image, records, copied_pages, standstill_us }))
+    }
+
+    /// Puts the sandbox back to a checkpoint of its template's tree. Calls in flight end with
+    /// `RolledBack`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` for a checkpoint of another template or one of files alone; the
+    /// sandbox is as before then. A failure later ends the sandbox: it is never half rolled back.
+    pub fn rollback(self: &Arc<Self>, checkpoint: &str) -> Result<CheckpointInfo> {
+        let checkpoint = self.core.checkpoints.find(checkpoint)?;
+        if checkpoint.info.template != self.request.template {
+            let message = format!("checkpoint {} belongs to template {}", checkpoint.info.id, checkpoint.info.template);
+            return Err(EngineError::new(ErrorKind::Invalid, message));
+        }
+        let Some(image) = &checkpoint.processes else {
+            let message = format!(
+                "checkpoint {} holds files alone: `brood fork {}` makes a sandbox from it",
+                checkpoint.info.id, checkpoint.info.id
+            );
+            return Err(EngineError::new(ErrorKind::Invalid, message));
+        };
+        let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
+        self.ensure_running()?;
+        let capturing = self.core.capturing()?;
+        let mut history = self.history()?;
+        let upper = self.core.store.new_upper(&checkpoint.stack).map_err(storage::store_error)?;
+        let mount = match OverlayMount::mount(&checkpoint.stack, &upper).map_err(storage::store_error) {
+            Ok(mount) => mount,
+            Err(error) => {
+                self.core.store.discard(upper).map_err(storage::store_error)?;
+                return Err(error);
+            }
+        };
+        let stopped = match history.tree.stop() {
+            Ok(stopped) => stopped,
+            Err(error) => {
+                drop(mount);
+                self.core.store.discard(upper).map_err(storage::store_error)?;
+                return Err(capture_error(error));
+            }
+        };
+        let new = NewFiles { stack: checkpoint.stack.clone(), upper, mount };
+        if let Err(error) = self.roll_back_stopped(stopped, &checkpoint, image, &capturing, new) {
+            self.end_soon("a rollback failed");
+            return Err(error);
+        }
+        history.at = Some(checkpoint.info.id.clone());
+        Ok(checkpoint.info.clone())
+    }
+
+    fn roll_back_stopped(
+        self: &Arc<Self>,
+        stopped: StoppedTree<'_>,
+        checkpoint: &Checkpoint,
+        image: &ProcessTreeImage,
+        capturing: &Capturing,
+        new: NewFiles,
+    ) -> Result<()> {
+        let live = self.processes();
+        let mut endpoints = self.endpoints();
+        let streams = endpoints.supply(&checkpoint.records, self.init.pid, self.core.id_base)?;
+        self.exchange_root(capturing, &new.mount)?;
+        let root = sandbox_root(&new.mount)?;
+        let groups = Groups::new(self);
+        let place = |pid: Pid| groups.place(pid);
+        let target = RestoreTarget { init: self.init.pid, root: &root, place: &place };
+        let request = RollbackRequest { target, seed: &capturing.seed, externals: &endpoints, files_exchanged: true };
+        // Before anything is killed: PID 1 reports an end at once.
+        let stays = |process: &Process| {
+            let info = process.info();
+            checkpoint
+                .records
+                .iter()
+                .any(|record| record.info.pid == info.pid && record.info.started_ms == info.started_ms)
+        };
+        live.iter().filter(|process| !stays(process)).for_each(|process| process.mark(KillCause::RolledBack));
+        let (rolled_back, statistics) = stopped.roll_back(image, &request).map_err(capture_error)?;
+        if let brood_deltacr::RolledBack::Anew(restored, _) = &rolled_back {
+            self.take_over_all(&live);
+            self.register(&checkpoint.records, streams, restored, &groups)?;
+        } else {
+            live.iter().filter(|process| stays(process) && !process.is_background()).for_each(|process| {
+                self.replace_process(&process.succeed());
+            });
+        }
+        rolled_back.run().map_err(capture_error)?;
+        tracing::debug!(sandbox = %self.id(), ?statistics, "rolled back");
+        self.replace_disk(new);
+        Ok(())
+    }
+
+    /// Restores a checkpoint's processes into this new sandbox.
+    pub(crate) fn restore(self: &Arc<Self>, checkpoint: &Checkpoint) -> Result<()> {
+        let Some(image) = &checkpoint.processes else { return Ok(()) };
+        let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
+        let capturing = self.core.capturing()?;
+        let mut endpoints = Endpoints::default();
+        let streams = endpoints.supply(&checkpoint.records, self.init.pid, self.core.id_base)?;
+        let root = self.with_disk(|disk| sandbox_root(&disk.mount))??;
+        let groups = Groups::new(self);
+        let place = |pid: Pid| groups.place(pid);
+        let target = RestoreTarget { init: self.init.pid, root: &root, place: &place };
+        let restored = image.restore(&capturing.seed, &target, &endpoints).map_err(capture_error)?;
+        drop(endpoints);
+        self.register(&checkpoint.records, streams, &restored, &groups)?;
+        let tree = restored.run().map_err(capture_error)?;
+        let mut history = self.history()?;
+        *history = History { tree, at: Some(checkpoint.info.id.clone()) };
+        Ok(())
+    }
+
+    /// Makes the restored tool calls known to PID 1 and to ourselves, before they run.
+    fn register(
+        self: &Arc<Self>,
+        records: &[ProcessRecord],
+        mut streams: HashMap<u32, crate::process::Streams>,
+        restored: &RestoredTree,
+        groups: &Groups<'_>,
+    ) -> Result<()> {
+        let pids = restored.pids();
+        for record in records {
+            let inside = record.info.pid;
+            let Some(streams) = streams.remove(&inside) else { continue };
+            let outside = pids.iter().find(|(namespace, _)| u32::try_from(namespace.0) == Ok(inside));
+            let group = outside.and_then(|(_, pid)| groups.group_of(*pid));
+            let process = Process::restored(&record.info, group, Arc::downgrade(self));
+            self.adopt_process(&process, inside, streams);
+        }
+        let body: Vec<u8> = records.iter().flat_map(|record| record.info.pid.to_le_bytes()).collect();
+        let pending = self.init.control.send(self.init.control.reserve(), Kind::Track, &body, &[])?;
+        match pending.wait(limits::ENTER_TIMEOUT)? {
+            Ok(_) => Ok(()),
+            Err(failed) => {
+                let message = format!("PID 1 cannot watch the restored processes ({:?})", failed.step);
+                Err(EngineError::new(ErrorKind::Exhausted, message))
+            }
+        }
+    }
+
+    fn exchange_root(&self, capturing: &Capturing, mount: &OverlayMount) -> Result<()> {
+        let path = format!("/proc/{}/ns/mnt", self.init.pid.as_raw_nonzero());
+        let namespace = File::open(&path).map_err(|error| EngineError::system(format!("cannot open {path}"), error))?;
+        let mut carried: Vec<PathBuf> = CARRIED.iter().map(PathBuf::from).collect();
+        if std::fs::exists("/dev/mqueue").unwrap_or(false) {
+            carried.push(PathBuf::from("/dev/mqueue"));
+        }
+        let swapped = capturing.swapper.swap(namespace.as_fd(), mount, &carried);
+        swapped.map_err(|error| {
+            let in_between = matches!(error, brood_deltafs::SwapError::Undo { .. });
+            if in_between {
+                self.end_soon("its root was left between two file systems");
+            }
+            EngineError::caused_by(ErrorKind::Internal, "the root of the sandbox cannot be exchanged", error)
+        })
+    }
+
+    fn replace_disk(&self, new: NewFiles) {
+        let NewFiles { stack, upper, mount } = new;
+        let mut disk = self.disk.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(old) = disk.take() else { return };
+        let space = old.space.clone();
+        *disk = Some(Disk { stack, upper, space, mount });
+        drop(disk);
+        storage::discard_replaced(&self.core.store, old);
+    }
+
+    /// Every end of ours, whether or not its process still lives: children may hold it.
+    fn endpoints(&self) -> Endpoints {
+        let mut endpoints = Endpoints::default();
+        for process in self.all_processes() {
+            process.add_endpoints(&mut endpoints);
+        }
+        endpoints
+    }
+
+    fn records(&self) -> Vec<ProcessRecord> {
+        let processes = self.processes();
+        processes.iter().map(|process| ProcessRecord { info: process.info(), has_input: process.has_input() }).collect()
+    }
+
+    /// Ends what all readers see: none of the processes is left.
+    fn take_over_all(&self, live: &[Arc<Process>]) {
+        for process in live {
+            process.mark(KillCause::RolledBack);
+            self.forget_process(process);
+        }
+    }
+
+    fn end_soon(&self, reason: &'static str) {
+        let id = self.id().clone();
+        let core = Arc::clone(&self.core);
+        self.core.janitor.run(move || {
+            if let Some(sandbox) = core.find(&id) {
+                sandbox.end_because(reason);
+            }
+        });
+    }
+}
+
+/// Files that some process has open for writing, by their paths inside.
+fn written_files(image: &ProcessTreeImage) -> Vec<PathBuf> {
+    let writes = |flags: u32| flags & rustix::fs::OFlags::ACCMODE.bits() != rustix::fs::OFlags::RDONLY.bits();
+    let files = image.open_files.files.iter().filter(|file| writes(file.flags));
+    let paths = files.filter_map(|file| match &file.kind {
+        brood_deltacr::descriptors::OpenFileKind::Path(path) => Some(PathBuf::from(&*path.path)),
+        _ => None,
+    });
+    paths.collect()
+}
+
+struct Taken {
+    image: Option<ProcessTreeImage>,
+    records: Vec<ProcessRecord>,
+    copied_pages: usize,
+    standstill_us: u64,
+}
+
+/// Control groups for restored processes: one for each that is placed, with what it starts.
+struct Groups<'s> {
+    sandbox: &'s Sandbox,
+    placed: Mutex<HashMap<Pid, Arc<CallCgroup>>>,
+}
+
+impl<'s> Groups<'s> {
+    fn new(sandbox: &'s Sandbox) -> Self {
+        Self { sandbox, placed: Mutex::default() }
+    }
+
+    fn place(&self, pid: Pid) -> std::io::Result<()> {
+        let placed = || -> Result<Arc<CallCgroup>> {
+            let group = self.sandbox.take_call_group()?;
+            self.sandbox.cgroup.adopt(pid)?;
+            group.adopt(pid)?;
+            Ok(group)
+        };
+        let group = placed().map_err(|error| std::io::Error::other(error.chain()))?;
+        lock(&self.placed).insert(pid, group);
+        Ok(())
+    }
+
+    fn group_of(&self, pid: Pid) -> Option<Arc<CallCgroup>> {
+        lock(&self.placed).get(&pid).cloned()
+    }
+}
+
+fn sandbox_root(mount: &OverlayMount) -> Result<SandboxRoot> {
+    let directory = mount.as_fd().try_clone_to_owned();
+    let directory = directory.map_err(|error| EngineError::system("cannot use the sandbox's root", error))?;
+    Ok(SandboxRoot::at(directory))
+}
