@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::parse;
 use crate::settings::SettingFlags;
+use brood_sandbox::model::NetworkAccess;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -209,6 +210,16 @@ pub struct SandboxOptions {
     /// Free text for your own use
     #[arg(long, short, value_name = "K=V", value_parser = parse::label)]
     pub label: Vec<(String, String)>,
+    /// What it may reach that no rule names: none (loopback only) or all (but never the host's own
+    /// services or other sandboxes)
+    #[arg(long, value_name = "ACCESS", default_value = "none", value_parser = parse::network_access)]
+    pub network: NetworkAccess,
+    /// Let it reach an address, range or name, such as 10.0.0.0/8 or *.example.com
+    #[arg(long, value_name = "DESTINATION")]
+    pub allow: Vec<String>,
+    /// Keep it from reaching one
+    #[arg(long, value_name = "DESTINATION")]
+    pub deny: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! What people write on a command line, read strictly: a typing error is refused, never guessed at.
 
+use brood_sandbox::model::NetworkAccess;
 use std::time::Duration;
 
 /// Units of bytes; binary, as in every other tool that limits memory.
@@ -156,6 +157,15 @@ pub fn copy_end(text: &str) -> Result<CopyEnd, String> {
             Ok(CopyEnd::Inside { sandbox: sandbox.to_owned(), path: path.to_owned() })
         }
         _ => Ok(CopyEnd::Local(text.to_owned())),
+    }
+}
+
+/// What a sandbox may reach that no rule names.
+pub fn network_access(text: &str) -> Result<NetworkAccess, String> {
+    match text {
+        "none" => Ok(NetworkAccess::None),
+        "all" => Ok(NetworkAccess::All),
+        _ => Err("use none or all".to_owned()),
     }
 }
 

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::connect::{READY_LINE, create_directories};
 use crate::logging;
-use crate::settings::{DEFAULT_STATE_DIRECTORY, Settings};
+use crate::settings::Settings;
 
 /// Threads that carry requests. The engine's work is done by its own threads and by blocking ones.
 const WORKERS: usize = 2;
@@ -104,24 +104,10 @@ fn lock(run: &Path) -> anyhow::Result<File> {
 async fn open_engine(settings: &Settings) -> anyhow::Result<Arc<Engine>> {
     let engine_settings = EngineSettings {
         subuid_base: settings.subuid_base.value,
-        cgroup_name: cgroup_name(settings),
         ..EngineSettings::new(settings.state_directory.value.clone(), settings.run_directory.value.clone())
     };
     let opened = tokio::task::spawn_blocking(move || Engine::open(engine_settings)).await?;
     opened.map_err(|error| anyhow::anyhow!("{}", error.chain()))
-}
-
-/// Daemons with different state must not take each other's control groups for left-overs: all but the
-/// one with the default state carry a number made of its place (FNV-1a, which stays the same).
-fn cgroup_name(settings: &Settings) -> String {
-    const BASIS: u32 = 0x811c_9dc5;
-    const PRIME: u32 = 0x0100_0193;
-    let state = &settings.state_directory.value;
-    if state == Path::new(DEFAULT_STATE_DIRECTORY) {
-        return "brood".to_owned();
-    }
-    let fold = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(PRIME);
-    format!("brood-{:08x}", state.as_os_str().as_encoded_bytes().iter().fold(BASIS, fold))
 }
 
 async fn shut_down(engine: Arc<Engine>) {

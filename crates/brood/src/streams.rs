@@ -230,6 +230,7 @@ pub fn explain(report: &ExitReport, limit: Option<std::time::Duration>) {
             output::bytes(report.sandbox_memory_peak_bytes)
         ),
         ExitReason::SandboxKilled => eprintln!("brood: the sandbox was killed while the command ran"),
+        ExitReason::RolledBack => eprintln!("brood: the sandbox was rolled back while the command ran"),
         ExitReason::Exited(_) | ExitReason::Signaled(_) => {}
     }
 }

@@ -3,6 +3,8 @@
 //! All tests share one Debian root made by mmdebstrap, kept between runs in cargo's own target
 //! directory; each test has an engine with a state directory of its own.
 
+#![allow(clippy::unwrap_used, clippy::let_underscore_must_use, reason = "a test fails by panicking")]
+
 mod attacks;
 mod builds;
 mod calls;

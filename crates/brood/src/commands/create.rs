@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use brood_api::types::CreateSandboxes;
-use brood_sandbox::model::{CreateRequest, ResourceLimits};
+use brood_sandbox::model::{CreateRequest, NetworkRequest, ResourceLimits};
 
 use super::{Context, template_name};
 use crate::arguments::{CreateArguments, SandboxOptions};
@@ -39,5 +39,6 @@ pub fn request(template: &str, options: SandboxOptions) -> anyhow::Result<Create
         },
         timeout: None,
         labels: options.label.into_iter().collect(),
+        network: NetworkRequest { access: options.network, allow: options.allow, deny: options.deny },
     })
 }

@@ -75,6 +75,7 @@ fn ended(reason: ExitReason) -> String {
         ExitReason::TimedOut => "timed out".to_owned(),
         ExitReason::OutOfMemory => "out of memory".to_owned(),
         ExitReason::SandboxKilled => "killed".to_owned(),
+        ExitReason::RolledBack => "rolled back".to_owned(),
     }
 }
 
