@@ -72,17 +72,17 @@ fn a_session_and_its_files_go_back_together() {
     let sandbox = engine.sandbox();
     let mut session = Session::start(&sandbox);
     session.ask("x = 41");
-    out(&sandbox, "mkdir /work; echo before > /work/file");
+    out(&sandbox, "mkdir /repo; echo before > /repo/file");
     let checkpoint =
         sandbox.checkpoint(Some("base".to_owned()), true).unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!(session.ask("x"), "41", "the original goes on");
     session.ask("x = 99");
-    session.ask("open('/work/new', 'w').write('later')");
-    out(&sandbox, "rm -r /work/file; echo after > /etc/after");
+    session.ask("open('/repo/new', 'w').write('later')");
+    out(&sandbox, "rm -r /repo/file; echo after > /etc/after");
     sandbox.rollback("base").unwrap_or_else(|error| panic!("{}", error.chain()));
     assert_eq!(session.ask("x"), "41");
-    assert_eq!(session.ask("open('/work/file').read().strip()"), "before");
-    assert_eq!(out(&sandbox, "cat /work/file; ls /work/new /etc/after 2>&1 | grep -c 'No such'"), "before\n2");
+    assert_eq!(session.ask("open('/repo/file').read().strip()"), "before");
+    assert_eq!(out(&sandbox, "cat /repo/file; ls /repo/new /etc/after 2>&1 | grep -c 'No such'"), "before\n2");
     // Again, to the same one: a checkpoint is immutable.
     session.ask("x = 7");
     sandbox.rollback(checkpoint.id.as_str()).unwrap_or_else(|error| panic!("{}", error.chain()));
