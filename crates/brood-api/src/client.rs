@@ -133,7 +133,7 @@ impl Client {
         self.stream(Method::GET, &format!("/events?since={since}&follow={follow}"), whole("")).await
     }
 
-    /// Live processes of a sandbox, and the last ended ones.
+    /// Live processes of a sandbox.
     pub async fn processes(&self, id: &str) -> Result<Vec<ProcessInfo>, ApiError> {
         self.get(&format!("/sandboxes/{}/processes", encode(id))).await
     }
