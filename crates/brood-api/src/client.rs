@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use brood_sandbox::checkpoint::CheckpointInfo;
 use brood_sandbox::model::{
-    BuildRequest, Event, HistoryEntry, LogRecord, ProcessInfo, ProcessRequest, SandboxInfo, SandboxStats, TemplateInfo,
+    BuildRequest, Event, HistoryEntry, LogRecord, NetworkRequest, ProcessInfo, ProcessRequest, SandboxInfo,
+    SandboxStats, TemplateInfo,
 };
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -19,7 +21,8 @@ use crate::error::{ApiError, ErrorBody};
 use crate::frame::{FrameError, PROTOCOL};
 use crate::session::Session;
 use crate::types::{
-    BuildMessage, CompletedProcess, CreateSandboxes, FileEntry, PREFIX, SendSignal, SetTimeout, VersionInfo,
+    BuildMessage, CompletedProcess, CreateSandboxes, FileChange, FileEntry, Fork, PREFIX, Rollback, SendSignal,
+    SetTimeout, TakeCheckpoint, VersionInfo,
 };
 
 /// Longest answer that is read into memory: lists of a thousand sandboxes fit many times.
@@ -121,6 +124,49 @@ impl Client {
     pub async fn set_timeout(&self, id: &str, timeout: SetTimeout) -> Result<(), ApiError> {
         let path = format!("/sandboxes/{}/timeout", encode(id));
         self.call(Method::PUT, &path, json(&timeout)?).await.map(drop)
+    }
+
+    /// Changes what a sandbox may reach, at once.
+    pub async fn set_network(&self, id: &str, request: &NetworkRequest) -> Result<NetworkRequest, ApiError> {
+        let path = format!("/sandboxes/{}/network", encode(id));
+        Ok(serde_json::from_slice(&self.call(Method::PUT, &path, json(request)?).await?)?)
+    }
+
+    /// Freezes a sandbox.
+    pub async fn take_checkpoint(&self, id: &str, request: &TakeCheckpoint) -> Result<CheckpointInfo, ApiError> {
+        self.post(&format!("/sandboxes/{}/checkpoints", encode(id)), request).await
+    }
+
+    /// Puts a sandbox back to a checkpoint, which is returned.
+    pub async fn rollback(&self, id: &str, checkpoint: &str) -> Result<CheckpointInfo, ApiError> {
+        let body = Rollback { checkpoint: checkpoint.to_owned() };
+        self.post(&format!("/sandboxes/{}/rollback", encode(id)), &body).await
+    }
+
+    /// Makes sandboxes that go on from a state; all or none.
+    pub async fn fork(&self, request: &Fork) -> Result<Vec<SandboxInfo>, ApiError> {
+        self.post("/forks", request).await
+    }
+
+    /// All checkpoints, oldest first.
+    pub async fn checkpoints(&self) -> Result<Vec<CheckpointInfo>, ApiError> {
+        self.get("/checkpoints").await
+    }
+
+    /// One checkpoint: by its id, by a beginning of it, or by its name.
+    pub async fn checkpoint(&self, checkpoint: &str) -> Result<CheckpointInfo, ApiError> {
+        self.get(&format!("/checkpoints/{}", encode(checkpoint))).await
+    }
+
+    /// Removes a checkpoint, and all below it if `recursive`; returns those that are gone.
+    pub async fn remove_checkpoint(&self, checkpoint: &str, recursive: bool) -> Result<Vec<CheckpointInfo>, ApiError> {
+        let path = format!("/checkpoints/{}?recursive={recursive}", encode(checkpoint));
+        Ok(serde_json::from_slice(&self.call(Method::DELETE, &path, whole("")).await?)?)
+    }
+
+    /// The paths that differ between two states, each a sandbox or a checkpoint.
+    pub async fn diff(&self, old: &str, new: &str) -> Result<Lines<FileChange>, ApiError> {
+        self.stream(Method::GET, &format!("/diff?old={}&new={}", encode(old), encode(new)), whole("")).await
     }
 
     /// The log of a sandbox; with `follow` the stream goes on until the sandbox is gone.

@@ -62,6 +62,64 @@ pub struct SendSignal {
     pub signal: u8,
 }
 
+/// Body of `POST /sandboxes/{id}/checkpoints`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeCheckpoint {
+    /// A name, unique among the checkpoints of one template.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Whether the processes belong to it, or the files alone.
+    #[serde(default = "yes")]
+    pub with_processes: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Body of `POST /sandboxes/{id}/rollback`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rollback {
+    /// The checkpoint: its id, a beginning of it, or its name.
+    pub checkpoint: String,
+}
+
+/// Body of `POST /forks`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fork {
+    /// A live sandbox, of which a checkpoint without a name is taken; a checkpoint; or a template.
+    pub from: String,
+    /// How many; all are made or none.
+    #[serde(default = "one")]
+    pub count: u32,
+}
+
+/// One line of the answer to `GET /diff`: a path that differs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileChange {
+    /// The path inside, absolute, with bytes that are not UTF-8 replaced.
+    pub path: String,
+    /// How it differs.
+    pub kind: FileChangeKind,
+    /// Whether it is a directory.
+    pub directory: bool,
+}
+
+/// How a path differs. Times alone are no difference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FileChangeKind {
+    /// Only the new state has it.
+    Added,
+    /// Its content, kind, owner, mode or extended attributes differ.
+    Changed,
+    /// Only the old state has it.
+    Deleted,
+}
+
 /// One line of the answer to `POST /templates`: the build as it goes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]

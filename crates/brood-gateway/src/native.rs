@@ -5,6 +5,7 @@
 
 mod archive;
 mod build;
+mod checkpoints;
 mod failure;
 mod follow;
 mod outbound;
@@ -117,6 +118,13 @@ pub fn router(state: NativeState) -> Router {
         .route("/sandboxes/{id}", get(sandboxes::inspect).delete(sandboxes::kill))
         .route("/sandboxes/{id}/stats", get(sandboxes::stats))
         .route("/sandboxes/{id}/timeout", put(sandboxes::set_timeout))
+        .route("/sandboxes/{id}/network", put(sandboxes::set_network))
+        .route("/sandboxes/{id}/checkpoints", post(checkpoints::take))
+        .route("/sandboxes/{id}/rollback", post(checkpoints::rollback))
+        .route("/forks", post(checkpoints::fork))
+        .route("/checkpoints", get(checkpoints::list))
+        .route("/checkpoints/{checkpoint}", get(checkpoints::inspect).delete(checkpoints::remove))
+        .route("/diff", get(checkpoints::diff))
         .route("/sandboxes/{id}/logs", get(follow::logs))
         .route("/sandboxes/{id}/processes", get(processes::list).post(processes::start))
         .route("/sandboxes/{id}/processes/{process}", get(processes::inspect).delete(processes::kill))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{SandboxId, TemplateName};
+use crate::ids::{CheckpointId, SandboxId, TemplateName};
 use crate::limits;
 
 /// Bounds on what a sandbox may use.
@@ -117,6 +117,9 @@ pub struct SandboxInfo {
     pub processes: Vec<ProcessInfo>,
     /// Layers that its root is made of, without the writable one.
     pub layers: usize,
+    /// The checkpoint that it was forked from, put back to or frozen as last, which may be removed.
+    #[serde(default)]
+    pub checkpoint: Option<CheckpointId>,
 }
 
 /// What a sandbox uses now.

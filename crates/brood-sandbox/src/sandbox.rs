@@ -26,7 +26,7 @@ use crate::engine::Core;
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::{Follow, now_ms};
 use crate::files::Files;
-use crate::ids::SandboxId;
+use crate::ids::{CheckpointId, SandboxId};
 use crate::isolation::{self, Init};
 use crate::limits;
 use crate::model::{
@@ -69,6 +69,8 @@ pub struct Sandbox {
     /// Tool calls start holding it shared; a checkpoint or rollback holds it alone.
     pub(crate) turn: RwLock<()>,
     history: Mutex<Option<History>>,
+    /// The checkpoint that it was forked from, put back to or frozen as last.
+    pub(crate) at: Mutex<Option<CheckpointId>>,
     token: OnceLock<Token>,
     starting: Mutex<HashMap<u64, Starting>>,
     processes: Mutex<Processes>,
@@ -141,6 +143,7 @@ impl Sandbox {
             disk: RwLock::new(Some(disk)),
             turn: RwLock::default(),
             history: Mutex::default(),
+            at: Mutex::default(),
             token: OnceLock::new(),
             starting: Mutex::default(),
             processes: Mutex::default(),
@@ -194,6 +197,7 @@ impl Sandbox {
             init_pid: live.then(|| self.init.pid.as_raw_nonzero().get()),
             processes: self.processes().iter().map(|process| process.info()).collect(),
             layers: self.with_disk(|disk| disk.stack.depth()).unwrap_or(0),
+            checkpoint: lock(&self.at).clone(),
         }
     }
 
@@ -450,7 +454,7 @@ impl Sandbox {
     pub(crate) fn history(&self) -> Result<HistoryGuard<'_>> {
         let mut history = lock(&self.history);
         if history.is_none() {
-            *history = Some(History::new(self.init.pid, None)?);
+            *history = Some(History::new(self.init.pid)?);
         }
         Ok(HistoryGuard(history))
     }

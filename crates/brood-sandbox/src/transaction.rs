@@ -53,13 +53,11 @@ impl Capturing {
 #[derive(Debug)]
 pub(crate) struct History {
     tree: Tree,
-    /// The checkpoint that it was taken to, or put back to, last.
-    at: Option<CheckpointId>,
 }
 
 impl History {
-    pub(crate) fn new(init: Pid, at: Option<CheckpointId>) -> Result<Self> {
-        Ok(Self { tree: Tree::new(init).map_err(capture_error)?, at })
+    pub(crate) fn new(init: Pid) -> Result<Self> {
+        Ok(Self { tree: Tree::new(init).map_err(capture_error)? })
     }
 }
 
@@ -109,7 +107,7 @@ impl Sandbox {
         let info = CheckpointInfo {
             id: CheckpointId::random(),
             name,
-            parent: history.at.clone(),
+            parent: lock(&self.at).clone(),
             sandbox: self.id().clone(),
             template: self.request.template.clone(),
             created_ms: now_ms(),
@@ -128,7 +126,7 @@ impl Sandbox {
             records: taken.records,
         };
         self.core.checkpoints.insert(Arc::new(checkpoint));
-        history.at = Some(info.id.clone());
+        *lock(&self.at) = Some(info.id.clone());
         Ok(info)
     }
 
@@ -211,7 +209,7 @@ impl Sandbox {
             self.end_soon("a rollback failed");
             return Err(error);
         }
-        history.at = Some(checkpoint.info.id.clone());
+        *lock(&self.at) = Some(checkpoint.info.id.clone());
         Ok(checkpoint.info.clone())
     }
 
@@ -258,6 +256,7 @@ impl Sandbox {
 
     /// Restores a checkpoint's processes into this new sandbox.
     pub(crate) fn restore(self: &Arc<Self>, checkpoint: &Checkpoint) -> Result<()> {
+        *lock(&self.at) = Some(checkpoint.info.id.clone());
         let Some(image) = &checkpoint.processes else { return Ok(()) };
         let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
         let capturing = self.core.capturing()?;
@@ -272,7 +271,7 @@ impl Sandbox {
         self.register(&checkpoint.records, streams, &restored, &groups)?;
         let tree = restored.run().map_err(capture_error)?;
         let mut history = self.history()?;
-        *history = History { tree, at: Some(checkpoint.info.id.clone()) };
+        *history = History { tree };
         Ok(())
     }
 

@@ -1,5 +1,7 @@
 //! The command line: every command, every option, each with an example.
 
+mod checkpoint;
+
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
@@ -7,6 +9,8 @@ use clap::{Args, Parser, Subcommand};
 use crate::parse;
 use crate::settings::SettingFlags;
 use brood_sandbox::model::NetworkAccess;
+
+pub use checkpoint::{CheckpointArguments, CheckpointCommand, DiffArguments, ForkArguments, NetworkArguments};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -95,6 +99,37 @@ pub enum Command {
     /// Attach to a process that runs in the background
     #[command(after_help = "Example:\n  brood attach ID 12\n\nCtrl-P Ctrl-Q leaves a terminal and lets it run.")]
     Attach(AttachArguments),
+    /// Freeze the files and processes of a sandbox, and print the checkpoint's id
+    #[command(
+        args_conflicts_with_subcommands = true,
+        subcommand_negates_reqs = true,
+        after_help = "Examples:\n  brood checkpoint ID --name before\n  brood checkpoint ls"
+    )]
+    Checkpoint(CheckpointArguments),
+    /// Put the files and processes of a sandbox back to a checkpoint
+    #[command(after_help = "Example:\n  brood rollback ID before\n\nCalls in flight end: their clients are told.")]
+    Rollback {
+        /// The sandbox
+        id: String,
+        /// The checkpoint: its id, a beginning of it, or its name
+        checkpoint: String,
+    },
+    /// Make sandboxes that go on from a state, independently, and print their ids
+    #[command(after_help = "Examples:\n  brood fork before -n 16\n  brood fork ID")]
+    Fork(ForkArguments),
+    /// Draw the checkpoints, and the sandboxes that go on from them
+    #[command(after_help = "Examples:\n  brood tree\n  brood tree py\n  brood tree ID")]
+    Tree {
+        /// Only the tree of this template, or the one that this sandbox belongs to
+        #[arg(value_name = "ID|TEMPLATE")]
+        root: Option<String>,
+    },
+    /// List the paths that were added (A), changed (C) or deleted (D) between two states
+    #[command(after_help = "Examples:\n  brood diff before ID\n  brood diff CHECKPOINT1 CHECKPOINT2")]
+    Diff(DiffArguments),
+    /// Change what a sandbox may reach, or show it when no option is given
+    #[command(after_help = "Examples:\n  brood network ID --network none --allow pypi.org\n  brood network ID")]
+    Network(NetworkArguments),
     /// Run the daemon in the foreground
     #[command(after_help = "Example:\n  brood serve --log debug")]
     Serve(ServeArguments),

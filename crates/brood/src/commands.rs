@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod bench;
+pub mod checkpoint;
 pub mod copy;
 pub mod create;
 pub mod exec;
@@ -9,7 +10,9 @@ pub mod follow;
 pub mod host;
 pub mod kill;
 pub mod list;
+pub mod network;
 pub mod template;
+pub mod tree;
 
 use std::process::ExitCode;
 

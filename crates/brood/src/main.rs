@@ -25,7 +25,9 @@ use anyhow::Context as _;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use arguments::{Cli, Command};
-use commands::{Context, attach, bench, copy, create, exec, follow, host, kill, list, template};
+use commands::{
+    Context, attach, bench, checkpoint, copy, create, exec, follow, host, kill, list, network, template, tree,
+};
 use failure::Outcome;
 use settings::Settings;
 
@@ -105,6 +107,12 @@ async fn talk(context: &Context, command: Command, matches: &ArgMatches) -> Outc
         Command::Kill(arguments) => kill::run(context, arguments).await,
         Command::Cp(arguments) => copy::run(context, arguments).await,
         Command::Attach(arguments) => attach::run(context, arguments).await,
+        Command::Checkpoint(arguments) => checkpoint::checkpoint(context, arguments).await,
+        Command::Rollback { id, checkpoint } => checkpoint::rollback(context, &id, &checkpoint).await,
+        Command::Fork(arguments) => checkpoint::fork(context, arguments).await,
+        Command::Diff(arguments) => checkpoint::diff(context, &arguments).await,
+        Command::Tree { root } => tree::run(context, root).await,
+        Command::Network(arguments) => network::run(context, arguments).await,
         Command::Bench(command) => bench::run(context, command).await,
         Command::Version => host::version(context).await,
         Command::Serve(_) => host::stop(context).await,

@@ -13,7 +13,7 @@ use brood_api::error::ErrorCode;
 use brood_api::frame::PROTOCOL;
 use brood_api::types::{CompletedProcess, SendSignal};
 use brood_sandbox::model::{ProcessInfo, ProcessRequest};
-use brood_sandbox::output::{OutputEvent, Stream, SubscribeFrom};
+use brood_sandbox::output::{OutputEvent, Stream, SubscribeFrom, Subscription};
 use brood_sandbox::process::Process;
 use hyper::upgrade::OnUpgrade;
 use serde::Deserialize;
@@ -46,11 +46,15 @@ pub(super) struct AttachOptions {
     from: AttachFrom,
 }
 
-/// Starts a process. PID 1 answers within a fraction of a millisecond, so this waits in place: a
+/// Starts a process with a reader that was there before its first byte. PID 1 answers within a fraction of a millisecond, so this waits in place: a
 /// trip to another thread and back would cost a tool call more than the wait costs the others.
-pub(super) fn spawn(state: &NativeState, sandbox: &str, request: ProcessRequest) -> Result<Arc<Process>, Failure> {
+pub(super) fn spawn_with_output(
+    state: &NativeState,
+    sandbox: &str,
+    request: ProcessRequest,
+) -> Result<(Arc<Process>, Subscription), Failure> {
     let sandbox = find(state.engine(), sandbox)?;
-    Ok(tokio::task::block_in_place(|| sandbox.spawn(request))?)
+    Ok(tokio::task::block_in_place(|| sandbox.spawn_with_output(request))?)
 }
 
 pub(super) async fn start(
@@ -63,14 +67,22 @@ pub(super) async fn start(
     let body = Bytes::from_request(request, &state)
         .await
         .map_err(|error| Failure::invalid(format!("the body cannot be read: {}", error.body_text())))?;
-    let process = spawn(&state, &id, parse(&body)?)?;
+    let request = parse(&body)?;
+    if upgrade.is_none() && !options.wait {
+        return start_alone(&state, &id, request);
+    }
+    let (process, output) = spawn_with_output(&state, &id, request)?;
     if let Some(upgrade) = upgrade {
-        session::serve(state, upgrade, Running::new(process, SubscribeFrom::Start));
+        session::serve(state, upgrade, Running::new(process, output));
         return Ok(switching_protocols());
     }
-    if options.wait {
-        return Ok(Json(completed(&process).await).into_response());
-    }
+    Ok(Json(completed(&process, output).await).into_response())
+}
+
+/// Starts a process that nobody waits for.
+fn start_alone(state: &NativeState, id: &str, request: ProcessRequest) -> Result<Response, Failure> {
+    let sandbox = find(state.engine(), id)?;
+    let process = tokio::task::block_in_place(|| sandbox.spawn(request))?;
     Ok((StatusCode::CREATED, Json(process.info())).into_response())
 }
 
@@ -87,7 +99,8 @@ pub(super) async fn attach(
         AttachFrom::Start => SubscribeFrom::Start,
         AttachFrom::Now => SubscribeFrom::Now,
     };
-    session::serve(state, upgrade, Running::new(process, from));
+    let output = process.subscribe(from);
+    session::serve(state, upgrade, Running::new(process, output));
     Ok(switching_protocols())
 }
 
@@ -108,11 +121,10 @@ fn switching_protocols() -> Response {
     response
 }
 
-async fn completed(process: &Process) -> CompletedProcess {
-    let mut subscription = process.subscribe(SubscribeFrom::Start);
+async fn completed(process: &Process, mut output: Subscription) -> CompletedProcess {
     let (mut stdout, mut stderr, mut lost_bytes) = (Vec::new(), Vec::new(), 0);
     let exit = loop {
-        match poll_fn(|context| subscription.poll_next(context)).await {
+        match poll_fn(|context| output.poll_next(context)).await {
             Some(OutputEvent::Data { stream, bytes }) => {
                 let kept = if stream == Stream::Stderr { &mut stderr } else { &mut stdout };
                 let fits = bytes.len().min(WAIT_OUTPUT_BYTES_MAX - kept.len());

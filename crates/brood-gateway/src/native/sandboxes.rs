@@ -13,7 +13,7 @@ use brood_sandbox::engine::Engine;
 use brood_sandbox::error::EngineError;
 use brood_sandbox::ids::{SANDBOX_ID_LENGTH, SandboxId};
 use brood_sandbox::limits::CREATE_COUNT_MAX;
-use brood_sandbox::model::{CreateRequest, SandboxInfo, SandboxStats};
+use brood_sandbox::model::{NetworkRequest, SandboxInfo, SandboxStats};
 use brood_sandbox::sandbox::Sandbox;
 
 use super::NativeState;
@@ -51,18 +51,26 @@ pub(super) async fn create(
     State(state): State<NativeState>,
     Input(CreateSandboxes { request, count }): Input<CreateSandboxes>,
 ) -> Result<(StatusCode, Json<Vec<SandboxInfo>>), Failure> {
-    if !(1..=CREATE_COUNT_MAX).contains(&count) {
-        return Err(Failure::invalid(format!("{count} sandboxes at once; 1 to {CREATE_COUNT_MAX} are possible")));
-    }
+    check_count(count)?;
     let engine = Arc::clone(state.engine());
-    let sandboxes = blocking(move || create_all(&engine, &request, count)).await?;
+    let sandboxes = blocking(move || make_all(count, || engine.create(request.clone()))).await?;
     Ok((StatusCode::CREATED, Json(sandboxes.iter().map(|sandbox| sandbox.info()).collect())))
 }
 
-/// Makes all or none.
-fn create_all(engine: &Engine, request: &CreateRequest, count: u32) -> Result<Vec<Arc<Sandbox>>, EngineError> {
+pub(super) fn check_count(count: u32) -> Result<(), Failure> {
+    if (1..=CREATE_COUNT_MAX).contains(&count) {
+        return Ok(());
+    }
+    Err(Failure::invalid(format!("{count} sandboxes at once; 1 to {CREATE_COUNT_MAX} are possible")))
+}
+
+/// Makes all or none. Each is made from start to end by one thread.
+pub(super) fn make_all(
+    count: u32,
+    make: impl Fn() -> Result<Arc<Sandbox>, EngineError> + Sync,
+) -> Result<Vec<Arc<Sandbox>>, EngineError> {
     if count == 1 {
-        return Ok(vec![engine.create(request.clone())?]);
+        return Ok(vec![make()?]);
     }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let creators = (processors * CREATORS_PER_PROCESSOR).min(count as usize);
@@ -75,7 +83,7 @@ fn create_all(engine: &Engine, request: &CreateRequest, count: u32) -> Result<Ve
     let create_some = || {
         let mut made = Vec::new();
         while take() {
-            match engine.create(request.clone()) {
+            match make() {
                 Ok(sandbox) => made.push(sandbox),
                 Err(error) => {
                     failed.store(true, Ordering::Relaxed);
@@ -137,4 +145,13 @@ pub(super) async fn set_timeout(
 ) -> Result<StatusCode, Failure> {
     find(state.engine(), &id)?.set_timeout(timeout_ms.map(Duration::from_millis))?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn set_network(
+    State(state): State<NativeState>,
+    Path(id): Path<String>,
+    Input(request): Input<NetworkRequest>,
+) -> Result<Json<NetworkRequest>, Failure> {
+    let sandbox = find(state.engine(), &id)?;
+    blocking(move || sandbox.set_network(request.clone()).map(|()| Json(request))).await
 }

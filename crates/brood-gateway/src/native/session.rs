@@ -8,7 +8,7 @@ use brood_api::ErrorBody;
 use brood_api::error::ErrorCode;
 use brood_api::frame::{Decoder, FrameKind};
 use brood_api::types::RunRequest;
-use brood_sandbox::output::{SubscribeFrom, Subscription};
+use brood_sandbox::output::Subscription;
 use brood_sandbox::process::Process;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -26,8 +26,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    pub(super) fn new(process: Arc<Process>, from: SubscribeFrom) -> Self {
-        let subscription = process.subscribe(from);
+    pub(super) fn new(process: Arc<Process>, subscription: Subscription) -> Self {
         Self { process, subscription }
     }
 }
@@ -77,9 +76,11 @@ async fn next_run(
         let Some(payload) = payload else { return Ok(None) };
         let started = serde_json::from_slice::<RunRequest>(&payload)
             .map_err(|error| ErrorBody::new(ErrorCode::Invalid, format!("the request does not fit: {error}")))
-            .and_then(|run| processes::spawn(state, &run.sandbox, run.process).map_err(|failure| failure.0));
+            .and_then(|run| {
+                processes::spawn_with_output(state, &run.sandbox, run.process).map_err(|failure| failure.0)
+            });
         match started {
-            Ok(process) => return Ok(Some(Running::new(process, SubscribeFrom::Start))),
+            Ok((process, output)) => return Ok(Some(Running::new(process, output))),
             Err(body) => {
                 let mut outbound = Outbound::default();
                 outbound.small(FrameKind::Error, &serde_json::to_vec(&body).unwrap_or_default());

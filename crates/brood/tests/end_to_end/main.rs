@@ -9,6 +9,7 @@
 mod attacks;
 mod bad_input;
 mod builds;
+mod checkpoints;
 mod concurrency;
 mod copy;
 mod daemon;
