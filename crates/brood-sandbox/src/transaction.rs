@@ -152,8 +152,8 @@ impl Sandbox {
         let written = image.as_ref().map(written_files).unwrap_or_default();
         frozen.upper().carry(old_stack, &written).map_err(storage::store_error)?;
         let mount = OverlayMount::mount(frozen.stack(), frozen.upper()).map_err(storage::store_error)?;
-        self.exchange_root(capturing, &mount)?;
         let root = sandbox_root(&mount)?;
+        self.exchange_root(capturing, &mount)?;
         if let Err(error) = stopped.repoint_files(&root, &endpoints) {
             // Some tasks are on the new files, some on the old ones: no state to go on in.
             drop(stopped);
@@ -205,7 +205,10 @@ impl Sandbox {
             }
         };
         let new = NewFiles { stack: checkpoint.stack.clone(), upper, mount };
-        if let Err(error) = self.roll_back_stopped(stopped, &checkpoint, image, &capturing, new) {
+        let rolled_back = self.roll_back_stopped(stopped, &checkpoint, image, &capturing, &new.mount);
+        // Also after a failure: then the new files go with the sandbox.
+        self.replace_disk(new);
+        if let Err(error) = rolled_back {
             self.end_soon("a rollback failed");
             return Err(error);
         }
@@ -219,13 +222,13 @@ impl Sandbox {
         checkpoint: &Checkpoint,
         image: &ProcessTreeImage,
         capturing: &Capturing,
-        new: NewFiles,
+        mount: &OverlayMount,
     ) -> Result<()> {
         let live = self.processes();
         let mut endpoints = self.endpoints();
         let streams = endpoints.supply(&checkpoint.records, self.init.pid, self.core.id_base)?;
-        self.exchange_root(capturing, &new.mount)?;
-        let root = sandbox_root(&new.mount)?;
+        let root = sandbox_root(mount)?;
+        self.exchange_root(capturing, mount)?;
         let groups = Groups::new(self);
         let place = |pid: Pid| groups.place(pid);
         let target = RestoreTarget { init: self.init.pid, root: &root, place: &place };
@@ -250,7 +253,6 @@ impl Sandbox {
         }
         rolled_back.run().map_err(capture_error)?;
         tracing::debug!(sandbox = %self.id(), ?statistics, "rolled back");
-        self.replace_disk(new);
         Ok(())
     }
 
