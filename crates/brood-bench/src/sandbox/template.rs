@@ -41,7 +41,7 @@ pub(super) async fn prepare_project(run: &Run<'_>) -> anyhow::Result<()> {
     }
     steps.push(BuildStep::Run {
         command: format!(
-            "mkdir -p /src && cd /src && pip download --no-deps --no-binary :all: {PROJECT} && \
+            "mkdir -p /src && cd /src && pip download --no-deps --no-binary sqlparse {PROJECT} && \
              mkdir project && tar xf ./*.tar.gz --strip-components=1 -C project && rm ./*.tar.gz"
         ),
     });
