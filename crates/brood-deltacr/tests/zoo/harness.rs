@@ -24,10 +24,14 @@ pub fn program(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/zoo");
     let (source, header) = (folder.join(format!("{name}.c")), folder.join("zoo.h"));
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("zoo-{name}"));
+    // Tests run in processes of their own: one compiles, the others wait, or a program that runs
+    // already would be replaced, and its mapping could not be captured any more.
+    let turn = std::fs::File::create(target.with_extension("lock")).unwrap();
+    rustix::fs::flock(&turn, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let newer = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
     let is_fresh = newer(&target).is_some_and(|time| Some(time) > newer(&source) && Some(time) > newer(&header));
     if !is_fresh {
-        // Tests run in processes of their own: compile aside, then move into place.
+        // Aside first, so that a compilation that was interrupted leaves no half of a program.
         let aside = target.with_extension(std::process::id().to_string());
         let compiled = Command::new("cc")
             .args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"])
