@@ -173,7 +173,7 @@ impl Attachment {
     /// # Errors
     /// Nothing accepts connections there, or the namespace cannot be entered.
     pub fn connect(&self, port: u16) -> Result<TcpStream, ConnectError> {
-        inward::connect(self.connection.namespace.as_fd(), &self.connection.shared.configuration.addresses, port)
+        inward::connect_inside(self.connection.namespace.as_fd(), &self.connection.shared.configuration.addresses, port)
     }
 
     /// Leads connections to `local` (an address of the host; port 0 lets the kernel choose) to `port` inside. With

@@ -22,25 +22,30 @@ pub enum ConnectError {
     Refused {
         /// The port.
         port: u16,
-        /// What the last address tried answered.
+        /// What the first address tried answered.
         source: io::Error,
     },
 }
 
-/// Connects to `port` inside, as a program inside would: over the loopback device, so that services are reached that
-/// listen on 127.0.0.1 only; then over `::1`; then at the sandbox's own address.
-pub(crate) fn connect(namespace: BorrowedFd<'_>, plan: &AddressPlan, port: u16) -> Result<TcpStream, ConnectError> {
+/// Connects to `port` in `namespace`, as a program inside would: over the loopback device, so that services are reached
+/// that listen on 127.0.0.1 only; then over `::1`; then at the sandbox's own address. The policy does not matter.
+/// May be called by several threads at once.
+///
+/// # Errors
+/// The namespace cannot be entered, or nothing accepts connections there.
+pub fn connect_inside(namespace: BorrowedFd<'_>, plan: &AddressPlan, port: u16) -> Result<TcpStream, ConnectError> {
     let addresses: [SocketAddr; 3] =
         [(Ipv4Addr::LOCALHOST, port).into(), (Ipv6Addr::LOCALHOST, port).into(), (plan.inside_v4, port).into()];
     let connected = run_inside(namespace, || {
-        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        let mut first = None;
         for address in addresses {
             match TcpStream::connect_timeout(&address, CONNECT_TIME) {
                 Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
+                // Without a network the later ones say only that there is none.
+                Err(error) => first = first.or(Some(error)),
             }
         }
-        Err(last)
+        Err(first.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into()))
     })?;
     connected.map_err(|source| ConnectError::Refused { port, source })
 }

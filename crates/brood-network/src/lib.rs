@@ -59,7 +59,7 @@ pub use egress::{EgressError, EgressOptions};
 pub use examine::{Finding, examine};
 pub use groups::GroupError;
 pub use host::HostSettingError;
-pub use inward::ConnectError;
+pub use inward::{ConnectError, connect_inside};
 pub use namespace::{NamespaceError, current as current_namespace};
 pub use netlink::NetlinkError;
 pub use network::{Network, NetworkError};

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::address::{AddressPlan, Slot};
-use crate::inward::connect;
+use crate::inward::connect_inside;
 use crate::relay::{Pair, RelayHandle, reset_when_closed};
 
 /// A port of the host that leads into a sandbox, as long as the value exists. When the sandbox is gone, connections are
@@ -89,7 +89,7 @@ fn lead_in(outside: TcpStream, target: &Target, relay: &RelayHandle) {
         reset_when_closed(&outside);
         return;
     };
-    match connect(namespace.as_fd(), &target.plan, target.port) {
+    match connect_inside(namespace.as_fd(), &target.plan, target.port) {
         Ok(inside) => {
             relay.join(Pair { slot: target.slot, first: outside, second: inside, to_second: Vec::new(), reason: None })
         }

@@ -10,6 +10,7 @@ use brood_deltafs::{LayerId, Store, SystemLayers};
 use crate::catalog::Catalog;
 use crate::cgroup::{CgroupRoot, SandboxCgroup};
 use crate::checkpoint::{Checkpoint, CheckpointInfo, Checkpoints};
+use crate::connection::Connection;
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::{Follow, now_ms};
 use crate::ids::{SandboxId, TemplateName};
@@ -333,8 +334,8 @@ impl Engine {
                 return Err(error);
             }
         };
-        let attachment = match access.map(|access| access.attach(init.pid)).transpose() {
-            Ok(attachment) => attachment,
+        let connection = match Connection::new(init.pid, &request.network, access) {
+            Ok(connection) => connection,
             Err(error) => {
                 isolation::end(&init.descriptor);
                 cgroup.remove();
@@ -343,7 +344,7 @@ impl Engine {
             }
         };
         let attributes = BTreeMap::from([("template".to_owned(), request.template.to_string())]);
-        let parts = Parts { id: id.clone(), template, request, host_name, init, cgroup, disk, attachment };
+        let parts = Parts { id: id.clone(), template, request, host_name, init, cgroup, disk, connection };
         let sandbox = Sandbox::start(&self.core, parts)?;
         self.core.sandboxes.write().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), Arc::clone(&sandbox));
         self.core.announce(EventObject::Sandbox, id.as_str(), "create", attributes);

@@ -11,6 +11,7 @@ pub mod build;
 mod catalog;
 mod cgroup;
 pub mod checkpoint;
+mod connection;
 mod control;
 mod copy_source;
 mod endpoints;

@@ -4,13 +4,11 @@
 //! not touched. Two daemons on one host have different state directories, hence different names
 //! and address ranges.
 
-use std::fs::File;
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brood_network::{AddressPlan, Attachment, Destination, Network, NetworkConfiguration, NetworkPolicy};
-use rustix::process::Pid;
 
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::model::{NetworkAccess, NetworkRequest};
@@ -64,6 +62,11 @@ impl SandboxNetwork {
         Ok(Some(Access { policy, network: self.network()? }))
     }
 
+    /// The addresses that every sandbox sees.
+    pub(crate) fn addresses(&self) -> &AddressPlan {
+        &self.configuration.addresses
+    }
+
     fn network(&self) -> Result<Arc<Network>> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(network) = running.as_ref() {
@@ -84,11 +87,9 @@ impl SandboxNetwork {
 }
 
 impl Access {
-    /// Connects the network namespace of a sandbox's PID 1.
-    pub(crate) fn attach(self, init: Pid) -> Result<Attachment> {
-        let path = format!("/proc/{}/ns/net", init.as_raw_nonzero());
-        let namespace = File::open(&path).map_err(|error| EngineError::system(format!("cannot open {path}"), error))?;
-        self.network.attach(namespace.as_fd(), self.policy).map_err(network_error)
+    /// Connects the network namespace of a sandbox.
+    pub(crate) fn attach(self, namespace: BorrowedFd<'_>) -> Result<Attachment> {
+        self.network.attach(namespace, self.policy).map_err(network_error)
     }
 }
 

@@ -9,7 +9,6 @@
 //! is held while PID 1 is waited for.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
@@ -17,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use brood_deltafs::{LayerStack, OverlayMount, Space, Upper};
 use brood_init_protocol::{Exited, Kind, Signal};
-use brood_network::Attachment;
 use rustix::event::epoll::EventFlags;
 
 use crate::cgroup::{CallCgroup, SandboxCgroup};
+use crate::connection::Connection;
 use crate::control::Message;
 use crate::engine::Core;
 use crate::error::{EngineError, ErrorKind, Result};
@@ -30,10 +29,9 @@ use crate::ids::{CheckpointId, SandboxId};
 use crate::isolation::{self, Init};
 use crate::limits;
 use crate::model::{
-    CreateRequest, EventObject, ExitReason, ExitReport, LogRecord, NetworkRequest, ProcessRequest, SandboxInfo,
-    SandboxState, SandboxStats,
+    CreateRequest, EventObject, ExitReason, ExitReport, LogRecord, ProcessRequest, SandboxInfo, SandboxState,
+    SandboxStats,
 };
-use crate::network::{network_error, policy, resolver};
 use crate::output::{SubscribeFrom, Subscription};
 use crate::process::{KillCause, Process, ProcessEnd, Streams, lock};
 use crate::reactor::{Source, TimerId, Token};
@@ -64,7 +62,7 @@ pub struct Sandbox {
     state: Mutex<SandboxState>,
     pub(crate) init: Init,
     pub(crate) cgroup: SandboxCgroup,
-    network: Mutex<Network>,
+    pub(crate) connection: Connection,
     pub(crate) disk: RwLock<Option<Disk>>,
     /// Tool calls start holding it shared; a checkpoint or rollback holds it alone.
     pub(crate) turn: RwLock<()>,
@@ -104,13 +102,6 @@ struct Calls {
     next: u32,
 }
 
-/// How a sandbox is connected.
-#[derive(Debug)]
-pub(crate) struct Network {
-    pub(crate) request: NetworkRequest,
-    pub(crate) attachment: Option<Attachment>,
-}
-
 /// What [`Sandbox::start`] is made from.
 pub(crate) struct Parts {
     pub(crate) id: SandboxId,
@@ -120,14 +111,13 @@ pub(crate) struct Parts {
     pub(crate) init: Init,
     pub(crate) cgroup: SandboxCgroup,
     pub(crate) disk: Disk,
-    pub(crate) attachment: Option<Attachment>,
+    pub(crate) connection: Connection,
 }
 
 impl Sandbox {
     /// Takes over a PID 1 that has entered its root.
     pub(crate) fn start(core: &Arc<Core>, parts: Parts) -> Result<Arc<Self>> {
-        let Parts { id, template, request, host_name, init, cgroup, disk, attachment } = parts;
-        let network = Mutex::new(Network { request: request.network.clone(), attachment });
+        let Parts { id, template, request, host_name, init, cgroup, disk, connection } = parts;
         let timeout = request.timeout;
         let sandbox = Arc::new(Self {
             id,
@@ -139,7 +129,7 @@ impl Sandbox {
             state: Mutex::new(SandboxState::Running),
             init,
             cgroup,
-            network,
+            connection,
             disk: RwLock::new(Some(disk)),
             turn: RwLock::default(),
             history: Mutex::default(),
@@ -193,7 +183,7 @@ impl Sandbox {
             limits: self.request.limits.clone(),
             environment: self.request.environment.clone(),
             labels: self.request.labels.clone(),
-            network: lock(&self.network).request.clone(),
+            network: self.connection.request(),
             init_pid: live.then(|| self.init.pid.as_raw_nonzero().get()),
             processes: self.processes().iter().map(|process| process.info()).collect(),
             layers: self.with_disk(|disk| disk.stack.depth()).unwrap_or(0),
@@ -243,43 +233,6 @@ impl Sandbox {
             self.core.reactor.cancel(timer);
         }
         Ok(())
-    }
-
-    /// Changes what it may reach, at once.
-    ///
-    /// # Errors
-    /// `Invalid` for a rule that cannot be read, `NotFound` when it is gone.
-    pub fn set_network(&self, request: NetworkRequest) -> Result<()> {
-        self.ensure_running()?;
-        let mut network = lock(&self.network);
-        match &network.attachment {
-            Some(attachment) => attachment.set_policy(policy(&request)?).map_err(network_error)?,
-            None => {
-                let access = self.core.network.access(&request)?;
-                self.with_disk(|disk| storage::write_resolver(disk, &resolver(access.as_ref()), self.core.id_base))??;
-                network.attachment = access.map(|access| access.attach(self.init.pid)).transpose()?;
-            }
-        }
-        network.request = request;
-        Ok(())
-    }
-
-    /// Connects to a TCP port inside, on its loopback interface or its address.
-    ///
-    /// # Errors
-    /// `Invalid` for a sandbox without network, `NotFound` when nothing listens there.
-    pub fn connect(&self, port: u16) -> Result<TcpStream> {
-        self.ensure_running()?;
-        let network = lock(&self.network);
-        let attachment = network.attachment.as_ref().ok_or_else(|| {
-            let message =
-                format!("sandbox {} has no network: create it with --network all, or allow something", self.id);
-            EngineError::new(ErrorKind::Invalid, message)
-        })?;
-        attachment.connect(port).map_err(|error| {
-            let message = format!("nothing answers on port {port} of sandbox {}", self.id);
-            EngineError::caused_by(ErrorKind::NotFound, message, error)
-        })
     }
 
     /// Starts a tool call or background process.
@@ -520,7 +473,7 @@ impl Sandbox {
         }
     }
 
-    fn gone(&self) -> EngineError {
+    pub(crate) fn gone(&self) -> EngineError {
         let message = format!("sandbox {} is gone: `brood ps` lists the live ones", self.id);
         EngineError::new(ErrorKind::NotFound, message)
     }
@@ -571,7 +524,7 @@ impl Sandbox {
             process.mark(KillCause::SandboxKilled);
         }
         isolation::end(&self.init.descriptor);
-        drop(lock(&self.network).attachment.take());
+        self.connection.end();
         if let Some(token) = self.token.get() {
             self.core.reactor.deregister(self.init.control.as_fd(), *token);
         }

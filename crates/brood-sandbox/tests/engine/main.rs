@@ -11,3 +11,4 @@ mod calls;
 mod checkpoints;
 mod fixture;
 mod lifecycle;
+mod network;
