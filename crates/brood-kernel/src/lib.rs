@@ -5,6 +5,7 @@
 pub mod beneath;
 pub mod clone;
 pub mod descriptors;
+pub mod fault_service;
 pub mod injection;
 pub mod kcmp;
 pub mod loop_device;

@@ -12,8 +12,17 @@ bitflags! {
     /// Features asked for in the handshake.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Features: u64 {
-        /// Children made by fork stay watched; their descriptor arrives as an event.
+        /// Children made by fork stay watched; their descriptor arrives as an event. Needs
+        /// CAP_SYS_PTRACE.
         const EVENT_FORK = raw::UFFD_FEATURE_EVENT_FORK as u64;
+        /// Watched memory that is moved stays watched, and moves are reported.
+        const EVENT_REMAP = raw::UFFD_FEATURE_EVENT_REMAP as u64;
+        /// Contents that are given up (`MADV_DONTNEED`, `MADV_FREE`) are reported.
+        const EVENT_REMOVE = raw::UFFD_FEATURE_EVENT_REMOVE as u64;
+        /// Watched mappings that are removed are reported.
+        const EVENT_UNMAP = raw::UFFD_FEATURE_EVENT_UNMAP as u64;
+        /// Pages can be made to fail on access.
+        const POISON = raw::UFFD_FEATURE_POISON as u64;
         /// Write protection works on pages that don't exist yet.
         const WRITE_PROTECT_UNPOPULATED = raw::UFFD_FEATURE_WP_UNPOPULATED as u64;
         /// The kernel resolves write faults itself and only remembers them.
@@ -132,10 +141,17 @@ impl Userfaultfd {
 
     /// # Safety
     /// `argument` must be of the type that the request takes, and pointers in it valid.
-    unsafe fn control<T>(&self, request: u32, argument: &mut T) -> Result<()> {
+    pub(crate) unsafe fn control<T>(&self, request: u32, argument: &mut T) -> Result<()> {
         // SAFETY: the caller vouches for the argument's type and contents.
         let result = unsafe { libc::ioctl(self.descriptor.as_raw_fd(), request.into(), argument) };
         if result < 0 { Err(last_error()) } else { Ok(()) }
+    }
+}
+
+impl From<OwnedFd> for Userfaultfd {
+    /// Takes over one whose handshake was done, such as that of a forked child.
+    fn from(descriptor: OwnedFd) -> Self {
+        Self { descriptor }
     }
 }
 
