@@ -59,6 +59,8 @@ pub(crate) struct Supplies<'a> {
     externals: &'a dyn Externals,
     /// The image's open files, once some process needed them.
     open: BTreeMap<usize, OwnedFd>,
+    /// Open files to take where the caller has no others.
+    spare: BTreeMap<usize, OwnedFd>,
     /// Mapped files by name and whether they can be written through.
     mapped: BTreeMap<(MappedFile, bool), OwnedFd>,
     pipes: BTreeMap<ObjectIdentity, MadePipe>,
@@ -81,8 +83,8 @@ impl<'a> Supplies<'a> {
         for (identity, memory) in &image.open_files.memories {
             memories.insert(*identity, memory.make(&image.store).map_err(kernel(own, "make shared memory"))?);
         }
-        let (open, mapped) = (BTreeMap::new(), BTreeMap::new());
-        Ok(Self { image, root, externals, open, mapped, pipes, memories })
+        let (open, spare, mapped) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(Self { image, root, externals, open, spare, mapped, pipes, memories })
     }
 
     /// Opens one of the image's open files, if that wasn't done yet.
@@ -94,6 +96,7 @@ impl<'a> Supplies<'a> {
         let context =
             ReopenContext { root: self.root, externals: self.externals, pipes: &self.pipes, memories: &self.memories };
         let opened = file.reopen(&context);
+        let opened = opened.or_else(|error| self.spare.remove(&index).ok_or(error));
         let path = || format!("{:?}", file.kind);
         let opened = opened.map_err(|source| Error::File { path: path(), source })?;
         if let OpenFileKind::External(external) = &file.kind
@@ -131,6 +134,11 @@ impl<'a> Supplies<'a> {
     /// Takes over open files instead of making them.
     pub(crate) fn keep(&mut self, files: BTreeMap<usize, OwnedFd>) {
         self.open.extend(files);
+    }
+
+    /// Takes over open files for where the caller has no others.
+    pub(crate) fn keep_spare(&mut self, files: BTreeMap<usize, OwnedFd>) {
+        self.spare.extend(files);
     }
 
     /// Gives terminals that processes have their former settings.
@@ -220,13 +228,13 @@ impl ProcessTreeImage {
         self.restore_with(seed, target, externals, BTreeMap::new())
     }
 
-    /// As [`restore`](Self::restore), with some open files given.
+    /// As [`restore`](Self::restore), with some open files for where the caller has no others.
     pub(crate) fn restore_with(
         &self,
         seed: &Seed,
         target: &RestoreTarget<'_>,
         externals: &dyn Externals,
-        kept: BTreeMap<usize, OwnedFd>,
+        spare: BTreeMap<usize, OwnedFd>,
     ) -> Result<RestoredTree> {
         let relations: Vec<Relations> = self
             .processes
@@ -241,7 +249,7 @@ impl ProcessTreeImage {
         let births = creation::plan(&relations)
             .map_err(|refused| Error::DoesNotFit { reason: format!("process {}: {}", refused.pid, refused.reason) })?;
         let mut supplies = Supplies::new(self, target.root, externals)?;
-        supplies.keep(kept);
+        supplies.keep_spare(spare);
         let nursery = Nursery::make_all(seed, target, &births)?;
         let mut tree = Tree::new(target.init)?;
         let mut tasks = Vec::new();

@@ -19,16 +19,17 @@ use crate::files::{Files, Owner};
 use crate::ids::{SandboxId, TemplateName};
 use crate::model::{
     BuildRequest, BuildStep, CreateRequest, EventObject, ExitReason, HistoryEntry, NetworkAccess, NetworkRequest,
-    ProcessRequest, ResourceLimits, TemplateInfo,
+    ProcessRequest, ResourceLimits, TemplateInfo, Warmth,
 };
 use crate::output::OutputEvent;
+use crate::shared_stack::SharedStack;
 use crate::storage;
 use crate::template::Template;
 
 /// Bytes of a failed step's output that its error repeats.
-const FAILURE_OUTPUT_BYTES: usize = 2000;
+pub(crate) const FAILURE_OUTPUT_BYTES: usize = 2000;
 /// Tasks of a build step: compilers and package managers start many.
-const BUILD_PIDS: u32 = 8192;
+pub(crate) const BUILD_PIDS: u32 = 8192;
 /// Files that every sandbox gets written anew; what a step left of them is not part of its layer.
 const IDENTITY_FILES: [&str; 3] = ["etc/hosts", "etc/hostname", "etc/resolv.conf"];
 /// Settings of package managers that the host's own proxies need, handed to `RUN` steps as Docker
@@ -85,7 +86,7 @@ impl Engine {
     /// the step and the end of its output. Layers that were finished stay in the cache.
     pub fn build_template(&self, request: BuildRequest, progress: &dyn BuildProgress) -> Result<TemplateInfo> {
         let _taken = self.take_name(&request.name)?;
-        let total = request.steps.len() + 1;
+        let total = request.steps.len() + 1 + usize::from(request.start_command.is_some());
         let mut building = self.start_from(&request, progress, total)?;
         building.environment.extend(request.environment.clone());
         if let Some(directory) = &request.working_directory {
@@ -102,7 +103,7 @@ impl Engine {
             let position = Position { index: index + 2, total };
             self.run_step(&request, &mut building, step, position, progress)?;
         }
-        self.finish(request, building)
+        self.finish(request, building, Position { index: total, total }, progress)
     }
 
     fn take_name(&self, name: &TemplateName) -> Result<NameTaken<'_>> {
@@ -230,7 +231,7 @@ impl Engine {
         command: &str,
         progress: &dyn BuildProgress,
     ) -> Result<LayerStack> {
-        let template = Arc::new(Template { info: info(request, building), stack: building.stack.clone() });
+        let template = Arc::new(Template::new(info(request, building), building.stack.clone()));
         let limits =
             ResourceLimits { memory_bytes: host_memory_bytes()?, pids: BUILD_PIDS, ..ResourceLimits::default() };
         let create = CreateRequest {
@@ -242,7 +243,7 @@ impl Engine {
             // Package managers have to reach their registries.
             network: NetworkRequest { access: NetworkAccess::All, ..NetworkRequest::default() },
         };
-        let sandbox = self.create_for_build(create, template, building.stack.clone())?;
+        let sandbox = self.create_cold(create, template)?;
         // As in a Dockerfile: the working directory is made when it is missing.
         let made =
             sandbox.files().and_then(|files| files.make_directory(&building.working_directory, Owner::default()));
@@ -258,7 +259,8 @@ impl Engine {
     }
 
     fn copy(&self, building: &Building, copied: &CopySource) -> Result<LayerStack> {
-        let disk = storage::make(&self.core.store, building.stack.clone(), None)?;
+        let lineage = SharedStack::new(&self.core.store, building.stack.clone());
+        let disk = storage::make(&self.core.store, lineage, None)?;
         let root = storage::root_of(&disk)?;
         // Not a sandbox yet, but errors want a name.
         let files = Files::new(SandboxId::random(), root, self.core.id_base);
@@ -273,8 +275,8 @@ impl Engine {
 
     /// Makes what was written a layer. The processes must be gone.
     fn freeze(&self, disk: crate::sandbox::Disk) -> Result<LayerStack> {
-        let crate::sandbox::Disk { stack, upper, space, mount } = disk;
-        drop(mount);
+        let crate::sandbox::Disk { stack, lineage, upper, space, mount } = disk;
+        drop((mount, lineage));
         for path in IDENTITY_FILES {
             let _unused = std::fs::remove_file(upper.changes().join(path));
         }
@@ -285,12 +287,23 @@ impl Engine {
         Ok(stack)
     }
 
-    fn finish(&self, request: BuildRequest, building: Building) -> Result<TemplateInfo> {
-        let info = info(&request, &building);
-        self.catalog.put_template(&info, &building.history)?;
-        self.keep_template(info.clone())?;
-        self.core.announce(EventObject::Template, info.name.as_str(), "build", BTreeMap::new());
-        Ok(info)
+    fn finish(
+        &self,
+        request: BuildRequest,
+        building: Building,
+        position: Position,
+        progress: &dyn BuildProgress,
+    ) -> Result<TemplateInfo> {
+        let template = Arc::new(Template::new(info(&request, &building), building.stack));
+        if let Some(command) = &request.start_command {
+            progress.step(position.index, position.total, &format!("START {command}"), false);
+            // Before the name changes hands: a command that is never ready leaves the old template.
+            self.warm_state(&template, progress)?;
+        }
+        self.catalog.put_template(&template.info, &building.history)?;
+        self.keep_template(Arc::clone(&template));
+        self.core.announce(EventObject::Template, template.info.name.as_str(), "build", BTreeMap::new());
+        Ok(template.describe())
     }
 }
 
@@ -314,6 +327,7 @@ fn info(request: &BuildRequest, building: &Building) -> TemplateInfo {
         user: building.user.clone(),
         start_command: request.start_command.clone(),
         ready_command: request.ready_command.clone(),
+        warmth: Warmth::default(),
         sandboxes: 0,
     }
 }
@@ -369,21 +383,26 @@ fn run_in(sandbox: &Arc<crate::sandbox::Sandbox>, command: &str, progress: &dyn 
     if reason == ExitReason::Exited(0) {
         return Ok(());
     }
-    let end = match reason {
+    let tail = String::from_utf8_lossy(&tail).into_owned();
+    let end = end_of(reason);
+    let message = format!("step `RUN {command}` failed with {end}; the end of its output:\n{}", tail.trim_end());
+    Err(EngineError::new(ErrorKind::Invalid, message))
+}
+
+/// How an end is told to people.
+pub(crate) fn end_of(reason: ExitReason) -> String {
+    match reason {
         ExitReason::Exited(code) => format!("exit code {code}"),
         ExitReason::Signaled(signal) => format!("signal {signal}"),
         other => format!("{other:?}"),
-    };
-    let tail = String::from_utf8_lossy(&tail).into_owned();
-    let message = format!("step `RUN {command}` failed with {end}; the end of its output:\n{}", tail.trim_end());
-    Err(EngineError::new(ErrorKind::Invalid, message))
+    }
 }
 
 fn host_proxies() -> BTreeMap<String, String> {
     PROXY_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))).collect()
 }
 
-fn host_memory_bytes() -> Result<u64> {
+pub(crate) fn host_memory_bytes() -> Result<u64> {
     let failed = |error| EngineError::system("cannot read /proc/meminfo", error);
     let text = std::fs::read_to_string("/proc/meminfo").map_err(failed)?;
     let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());

@@ -3,39 +3,47 @@
 //! A checkpoint is in the table once both halves exist, so nobody ever sees one without the other.
 //! Both live as long as the daemon does.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use brood_deltacr::ProcessTreeImage;
-use brood_deltafs::LayerStack;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::ids::{CheckpointId, SandboxId, TemplateName};
 use crate::model::{CreateRequest, ProcessInfo};
+use crate::process::lock;
+use crate::shared_stack::SharedStack;
 use crate::template::Template;
 
 /// Most checkpoints that a daemon keeps. Each holds at least its own layer directory and image.
 const CHECKPOINTS_MAX: usize = 100_000;
 
-/// A tool call or background process that lived when a checkpoint was taken.
+/// A tool call or background process that lived when a checkpoint was taken, or one that had ended
+/// and left its streams to others (`info.exit` is there then).
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessRecord {
     pub(crate) info: ProcessInfo,
     pub(crate) has_input: bool,
 }
 
-/// A frozen state of a sandbox.
+/// Files and processes at one moment. Immutable, but for the shape of the stack.
 #[derive(Debug)]
+pub(crate) struct FrozenState {
+    pub(crate) stack: Arc<SharedStack>,
+    /// None for files alone.
+    pub(crate) processes: Option<ProcessTreeImage>,
+    pub(crate) records: Vec<ProcessRecord>,
+}
+
+/// A frozen state of a sandbox, with its place in the tree.
+#[derive(Debug, Clone)]
 pub(crate) struct Checkpoint {
     pub(crate) info: CheckpointInfo,
     pub(crate) template: Arc<Template>,
     /// How its sandbox was made: forks get the same environment and limits.
     pub(crate) request: CreateRequest,
-    pub(crate) stack: LayerStack,
-    /// None for files alone.
-    pub(crate) processes: Option<ProcessTreeImage>,
-    pub(crate) records: Vec<ProcessRecord>,
+    pub(crate) state: Arc<FrozenState>,
 }
 
 /// A checkpoint as lists and `inspect` show it.
@@ -76,9 +84,23 @@ impl Checkpoints {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn insert(&self, checkpoint: Arc<Checkpoint>) {
-        let id = checkpoint.info.id.clone();
-        self.table.write().unwrap_or_else(PoisonError::into_inner).insert(id, checkpoint);
+    /// Puts a checkpoint below the one that its sandbox is at, and the sandbox at the new one. Both
+    /// under the lock, so that no removal comes in between. How it is shown then.
+    pub(crate) fn insert(&self, mut checkpoint: Checkpoint, at: &Mutex<Option<CheckpointId>>) -> CheckpointInfo {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let before = lock(at).replace(checkpoint.info.id.clone());
+        checkpoint.info.parent = before.filter(|parent| table.contains_key(parent));
+        let info = checkpoint.info.clone();
+        table.insert(info.id.clone(), Arc::new(checkpoint));
+        info
+    }
+
+    /// Puts a sandbox at a checkpoint that may have been removed meanwhile.
+    pub(crate) fn move_to(&self, checkpoint: &Checkpoint, at: &Mutex<Option<CheckpointId>>) {
+        let table = self.table();
+        let id = &checkpoint.info.id;
+        let parent = || checkpoint.info.parent.clone().filter(|parent| table.contains_key(parent));
+        *lock(at) = if table.contains_key(id) { Some(id.clone()) } else { parent() };
     }
 
     /// Refuses what could not be kept, before anything is touched.
@@ -102,13 +124,6 @@ impl Checkpoints {
         Ok(())
     }
 
-    pub(crate) fn get(&self, id: &CheckpointId) -> Result<Arc<Checkpoint>> {
-        self.table().get(id).cloned().ok_or_else(|| {
-            let message = format!("no checkpoint {id}: `brood checkpoint ls` lists what there is");
-            EngineError::new(ErrorKind::NotFound, message)
-        })
-    }
-
     /// By id, by the beginning of one, or by name.
     pub(crate) fn find(&self, text: &str) -> Result<Arc<Checkpoint>> {
         let table = self.table();
@@ -121,11 +136,7 @@ impl Checkpoints {
             .collect();
         match matches[..] {
             [one] => Ok(Arc::clone(one)),
-            [] => {
-                let shown: String = text.chars().take(80).collect();
-                let message = format!("no checkpoint {shown:?}: `brood checkpoint ls` lists what there is");
-                Err(EngineError::new(ErrorKind::NotFound, message))
-            }
+            [] => Err(not_found(text)),
             _ => {
                 let message = format!("{text:?} names {} checkpoints: give the whole id", matches.len());
                 Err(EngineError::new(ErrorKind::Invalid, message))
@@ -142,11 +153,18 @@ impl Checkpoints {
 
     /// Takes a checkpoint out, and all below it if `recursive`. Children of a removed one stay
     /// whole: they share its layers and pages, which live as long as somebody refers to them; in
-    /// the tree they move up to its parent.
-    pub(crate) fn remove(&self, id: &CheckpointId, recursive: bool) -> Result<Vec<Arc<Checkpoint>>> {
-        let first = self.get(id)?;
+    /// the tree they move up to its parent. Sandboxes that are at a removed one move there too:
+    /// `moved` is told from where to where, while nothing can be added.
+    pub(crate) fn remove(
+        &self,
+        id: &CheckpointId,
+        recursive: bool,
+        moved: impl FnOnce(&HashSet<CheckpointId>, Option<&CheckpointId>),
+    ) -> Result<Vec<Arc<Checkpoint>>> {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        let mut removed: Vec<_> = table.remove(id).into_iter().collect();
+        let first = table.remove(id).ok_or_else(|| not_found(id.as_str()))?;
+        let parent = first.info.parent.clone();
+        let mut removed = vec![first];
         let mut children: HashMap<CheckpointId, Vec<CheckpointId>> = HashMap::new();
         for checkpoint in table.values() {
             if let Some(parent) = &checkpoint.info.parent {
@@ -161,19 +179,12 @@ impl Checkpoints {
             }
         } else {
             for child in below {
-                let Some(old) = table.remove(&child) else { continue };
-                let info = CheckpointInfo { parent: first.info.parent.clone(), ..old.info.clone() };
-                let moved = Checkpoint {
-                    info,
-                    template: Arc::clone(&old.template),
-                    request: old.request.clone(),
-                    stack: old.stack.clone(),
-                    processes: old.processes.clone(),
-                    records: old.records.clone(),
-                };
-                table.insert(child, Arc::new(moved));
+                let Some(checkpoint) = table.get_mut(&child) else { continue };
+                Arc::make_mut(checkpoint).info.parent.clone_from(&parent);
             }
         }
+        let gone = removed.iter().map(|checkpoint| checkpoint.info.id.clone()).collect();
+        moved(&gone, parent.as_ref());
         Ok(removed)
     }
 
@@ -182,4 +193,10 @@ impl Checkpoints {
         let table = std::mem::take(&mut *self.table.write().unwrap_or_else(PoisonError::into_inner));
         table.into_values().collect()
     }
+}
+
+fn not_found(text: &str) -> EngineError {
+    let shown: String = text.chars().take(80).collect();
+    let message = format!("no checkpoint {shown:?}: `brood checkpoint ls` lists what there is");
+    EngineError::new(ErrorKind::NotFound, message)
 }

@@ -34,6 +34,11 @@ pub(crate) fn key(pid: u32, slot: Slot) -> ExternalKey {
     ExternalKey(u64::from(pid) << 2 | slot as u64)
 }
 
+/// The process that an end was made for.
+pub(crate) fn process_of(key: ExternalKey) -> u64 {
+    key.0 >> 2
+}
+
 /// The identity of a pipe, from either end.
 pub(crate) fn pipe_identity(pipe: BorrowedFd<'_>) -> Option<ObjectIdentity> {
     let status = rustix::fs::fstat(pipe).ok()?;

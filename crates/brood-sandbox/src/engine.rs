@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use brood_deltafs::{LayerId, Store, SystemLayers};
 
+use crate::build::Quiet;
 use crate::catalog::Catalog;
 use crate::cgroup::{CgroupRoot, SandboxCgroup};
-use crate::checkpoint::{Checkpoint, CheckpointInfo, Checkpoints};
+use crate::checkpoint::{CheckpointInfo, Checkpoints, FrozenState};
 use crate::connection::Connection;
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::{Follow, now_ms};
@@ -21,6 +22,7 @@ use crate::model::{CreateRequest, Event, EventObject, HistoryEntry, TemplateInfo
 use crate::network::{SandboxNetwork, resolver};
 use crate::reactor::Reactor;
 use crate::sandbox::{Parts, Sandbox};
+use crate::shared_stack::SharedStack;
 use crate::storage;
 use crate::template::Template;
 use crate::transaction::Capturing;
@@ -66,6 +68,8 @@ impl EngineSettings {
 pub(crate) struct Core {
     pub(crate) reactor: Arc<Reactor>,
     pub(crate) janitor: Janitor,
+    /// Keeps layer stacks shallow.
+    squasher: Janitor,
     pub(crate) store: Store,
     pub(crate) network: SandboxNetwork,
     pub(crate) id_base: u32,
@@ -90,6 +94,17 @@ impl Core {
         let started = Arc::new(Capturing::start()?);
         *capturing = Some(Arc::clone(&started));
         Ok(started)
+    }
+
+    /// Makes a stack shallow in the background.
+    pub(crate) fn shorten_soon(&self, stack: &Arc<SharedStack>, template: &Template) {
+        let (stack, pinned) = (Arc::downgrade(stack), template.layers());
+        self.squasher.run(move || {
+            let Some(stack) = stack.upgrade() else { return };
+            if let Err(error) = stack.shorten(&pinned) {
+                tracing::error!(error = %error.chain(), "a layer stack stays deep");
+            }
+        });
     }
 
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<Sandbox>> {
@@ -146,7 +161,8 @@ impl Engine {
         let isolation = Isolation::prepare(settings.subuid_base)?;
         let core = Core {
             reactor: Reactor::start()?,
-            janitor: Janitor::start()?,
+            janitor: Janitor::start("janitor")?,
+            squasher: Janitor::start("squasher")?,
             store,
             network: SandboxNetwork::new(settings.instance),
             id_base: settings.subuid_base,
@@ -173,22 +189,25 @@ impl Engine {
     fn load_templates(&self) -> Result<()> {
         for info in self.catalog.templates()? {
             let name = info.name.clone();
-            if let Err(error) = self.keep_template(info) {
+            if let Err(error) = self.load_template(info) {
                 tracing::error!(template = %name, error = %error.chain(), "a template cannot be used: build it again");
             }
         }
         Ok(())
     }
 
-    /// Makes a template usable.
-    pub(crate) fn keep_template(&self, info: TemplateInfo) -> Result<Arc<Template>> {
+    fn load_template(&self, info: TemplateInfo) -> Result<()> {
         let ids: std::result::Result<Vec<LayerId>, _> = info.layers.iter().rev().map(|layer| layer.parse()).collect();
         let ids = ids.map_err(|error| EngineError::caused_by(ErrorKind::Internal, "a layer has a bad id", error))?;
         let stack = self.core.store.stack(&ids).map_err(storage::store_error)?;
-        let template = Arc::new(Template { info, stack });
-        let before = self.template_table().insert(template.info.name.clone(), Arc::clone(&template));
+        self.keep_template(Arc::new(Template::new(info, stack)));
+        Ok(())
+    }
+
+    /// Makes a template usable, in place of an earlier one of its name.
+    pub(crate) fn keep_template(&self, template: Arc<Template>) {
+        let before = self.template_table().insert(template.info.name.clone(), template);
         self.release_template(before);
-        Ok(template)
     }
 
     fn template_table(&self) -> MutexGuard<'_, HashMap<TemplateName, Arc<Template>>> {
@@ -198,6 +217,7 @@ impl Engine {
     /// Gives the layers of a replaced or removed template back, unless sandboxes still hold it.
     fn release_template(&self, template: Option<Arc<Template>>) {
         let Some(template) = template.and_then(Arc::into_inner) else { return };
+        drop(template.warm);
         if let Err(error) = self.core.store.release(template.stack) {
             tracing::error!(%error, "layers of a template stay until the next start");
         }
@@ -208,7 +228,7 @@ impl Engine {
     /// # Errors
     /// When the database cannot be read.
     pub fn templates(&self) -> Result<Vec<TemplateInfo>> {
-        let mut infos: Vec<_> = self.template_table().values().map(|template| template.info.clone()).collect();
+        let mut infos: Vec<_> = self.template_table().values().map(|template| template.describe()).collect();
         infos.sort_by(|left, right| left.name.cmp(&right.name));
         for info in &mut infos {
             info.sandboxes = self.sandboxes_of(&info.name);
@@ -225,7 +245,7 @@ impl Engine {
     /// # Errors
     /// `NotFound`.
     pub fn template(&self, name: &TemplateName) -> Result<TemplateInfo> {
-        let mut info = self.find_template(name)?.info.clone();
+        let mut info = self.find_template(name)?.describe();
         info.sandboxes = self.sandboxes_of(name);
         Ok(info)
     }
@@ -281,7 +301,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes a sandbox; it accepts tool calls when this returns.
+    /// Makes a sandbox; it accepts tool calls when this returns. Those of a warm template start with
+    /// its processes, which are started now if the daemon has not done so yet.
     ///
     /// # Errors
     /// `NotFound` for the template, `Invalid` for limits out of range, `Exhausted` when the host
@@ -291,31 +312,45 @@ impl Engine {
             return Err(EngineError::new(ErrorKind::Conflict, "the daemon is shutting down"));
         }
         let template = self.find_template(&request.template)?;
-        let stack = template.stack.clone();
-        self.create_on(request, template, stack)
+        check(&request)?;
+        match self.warm_state(&template, &Quiet)? {
+            Some(state) => self.create_from(request, template, &state),
+            None => self.create_cold(request, template),
+        }
     }
 
-    /// As [`create`](Self::create), for a step of a build, on the layers so far.
-    pub(crate) fn create_for_build(
+    /// Makes a sandbox of a template's files alone.
+    pub(crate) fn create_cold(&self, request: CreateRequest, template: Arc<Template>) -> Result<Arc<Sandbox>> {
+        let lineage = SharedStack::new(&self.core.store, template.stack.clone());
+        self.create_on(request, template, lineage)
+    }
+
+    /// Makes a sandbox of a frozen state, whose processes go on.
+    fn create_from(
         &self,
         request: CreateRequest,
         template: Arc<Template>,
-        stack: brood_deltafs::LayerStack,
+        state: &FrozenState,
     ) -> Result<Arc<Sandbox>> {
-        self.create_on(request, template, stack)
+        let sandbox = self.create_on(request, template, Arc::clone(&state.stack))?;
+        if let Err(error) = sandbox.restore(state) {
+            // It may have ended by itself meanwhile.
+            let _unused = sandbox.kill();
+            return Err(error);
+        }
+        Ok(sandbox)
     }
 
     fn create_on(
         &self,
         request: CreateRequest,
         template: Arc<Template>,
-        stack: brood_deltafs::LayerStack,
+        lineage: Arc<SharedStack>,
     ) -> Result<Arc<Sandbox>> {
-        check(&request)?;
         let id = SandboxId::random();
         let host_name = id.as_str()[..12].to_owned();
         let access = self.core.network.access(&request.network)?;
-        let disk = storage::make(&self.core.store, stack, request.limits.disk_bytes)?;
+        let disk = storage::make(&self.core.store, lineage, request.limits.disk_bytes)?;
         let made = storage::write_identity(&disk, &host_name, &resolver(access.as_ref()), self.core.id_base)
             .and_then(|()| SandboxCgroup::create(&self.cgroups, &id, &request.limits, self.core.id_base));
         let cgroup = match made {
@@ -358,17 +393,9 @@ impl Engine {
     /// `NotFound` for the checkpoint; as [`create`](Self::create).
     pub fn fork(&self, checkpoint: &str) -> Result<Arc<Sandbox>> {
         let checkpoint = self.core.checkpoints.find(checkpoint)?;
-        self.fork_from(&checkpoint)
-    }
-
-    fn fork_from(&self, checkpoint: &Arc<Checkpoint>) -> Result<Arc<Sandbox>> {
         let request = checkpoint.request.clone();
-        let sandbox = self.create_on(request, Arc::clone(&checkpoint.template), checkpoint.stack.clone())?;
-        if let Err(error) = sandbox.restore(checkpoint) {
-            // It may have ended by itself meanwhile.
-            let _unused = sandbox.kill();
-            return Err(error);
-        }
+        let sandbox = self.create_from(request, Arc::clone(&checkpoint.template), &checkpoint.state)?;
+        self.core.checkpoints.move_to(&checkpoint, &sandbox.at);
         Ok(sandbox)
     }
 
@@ -391,20 +418,16 @@ impl Engine {
     /// `NotFound`.
     pub fn remove_checkpoint(&self, text: &str, recursive: bool) -> Result<Vec<CheckpointInfo>> {
         let id = self.core.checkpoints.find(text)?.info.id.clone();
-        let removed = self.core.checkpoints.remove(&id, recursive)?;
-        let infos = removed.iter().map(|checkpoint| checkpoint.info.clone()).collect();
-        self.release_checkpoints(removed);
-        Ok(infos)
-    }
-
-    fn release_checkpoints(&self, removed: Vec<Arc<Checkpoint>>) {
-        for checkpoint in removed {
-            let stack = checkpoint.stack.clone();
-            drop(checkpoint);
-            if let Err(error) = self.core.store.release(stack) {
-                tracing::error!(%error, "layers of a checkpoint stay until the next start");
+        let sandboxes = self.sandboxes();
+        let removed = self.core.checkpoints.remove(&id, recursive, |gone, parent| {
+            for sandbox in &sandboxes {
+                let mut at = sandbox.at.lock().unwrap_or_else(PoisonError::into_inner);
+                if at.as_ref().is_some_and(|at| gone.contains(at)) {
+                    *at = parent.cloned();
+                }
             }
-        }
+        })?;
+        Ok(removed.iter().map(|checkpoint| checkpoint.info.clone()).collect())
     }
 
     /// Paths that differ between two states, each a sandbox or a checkpoint, in order.
@@ -424,7 +447,7 @@ impl Engine {
             return tree.map_err(storage::store_error);
         }
         let checkpoint = self.core.checkpoints.find(text)?;
-        brood_deltafs::FileTree::of(&checkpoint.stack).map_err(storage::store_error)
+        brood_deltafs::FileTree::of(&checkpoint.state.stack.current()).map_err(storage::store_error)
     }
 
     /// A live sandbox.
@@ -474,7 +497,13 @@ impl Engine {
                 scope.spawn(move || sandbox.end_because("the daemon shuts down"));
             }
         });
-        self.release_checkpoints(self.core.checkpoints.clear());
+        drop(self.core.checkpoints.clear());
+        self.core.squasher.stop();
+        self.template_table().values_mut().for_each(|template| {
+            // What only memory holds ends with the engine.
+            let cold = Template::new(template.info.clone(), template.stack.clone());
+            *template = Arc::new(cold);
+        });
         self.core.capturing.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.core.janitor.stop();
         self.core.reactor.stop();

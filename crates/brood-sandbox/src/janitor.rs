@@ -1,4 +1,4 @@
-//! One thread for what may block and nobody waits for: taking down a sandbox whose time is up.
+//! A thread for what may block and nobody waits for, such as taking down a sandbox whose time is up.
 
 use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
@@ -16,12 +16,12 @@ pub(crate) struct Janitor {
 }
 
 impl Janitor {
-    pub(crate) fn start() -> Result<Self> {
+    pub(crate) fn start(name: &str) -> Result<Self> {
         let (sender, receiver) = mpsc::channel::<Job>();
         let thread = std::thread::Builder::new()
-            .name("janitor".to_owned())
+            .name(name.to_owned())
             .spawn(move || receiver.into_iter().for_each(|job| job()))
-            .map_err(|error| EngineError::system("cannot start the janitor", error))?;
+            .map_err(|error| EngineError::system(format!("cannot start the {name}"), error))?;
         Ok(Self { jobs: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
     }
 

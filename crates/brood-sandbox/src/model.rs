@@ -324,8 +324,25 @@ pub struct TemplateInfo {
     pub start_command: Option<String>,
     /// Command that succeeds once the start command is ready.
     pub ready_command: Option<String>,
+    /// Whether its sandboxes start with processes.
+    #[serde(default)]
+    pub warmth: Warmth,
     /// Sandboxes alive that came from it.
     pub sandboxes: usize,
+}
+
+/// Whether sandboxes of a template start with processes that are ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Warmth {
+    /// They start with files alone.
+    #[default]
+    Cold,
+    /// The start command has to be run, once, before the next one is made: the daemon was
+    /// started after the template was built.
+    Pending,
+    /// They start with the processes of the start command, ready.
+    Warm,
 }
 
 /// One layer of a template's history.

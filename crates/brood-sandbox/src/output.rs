@@ -8,6 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use crate::limits::{OUTPUT_BYTES_AHEAD, OUTPUT_BYTES_KEPT};
 use crate::model::ExitReport;
@@ -217,6 +218,18 @@ impl Hub {
         }
     }
 
+    /// As [`wait_exit`](Self::wait_exit), but not beyond a point in time.
+    pub(crate) fn wait_exit_until(&self, deadline: Instant) -> Option<ExitReport> {
+        let mut state = self.state();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.exit.is_some() || left.is_zero() {
+                return state.exit;
+            }
+            (state, _) = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     pub(crate) fn subscribe(self: &Arc<Self>, from: SubscribeFrom) -> Subscription {
         let mut state = self.state();
         let position = match from {
@@ -290,6 +303,18 @@ impl Subscription {
             }
             state = hub.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// The next piece of output, if there is one already.
+    pub fn next_if_there(&mut self) -> Option<OutputEvent> {
+        if self.finished {
+            return None;
+        }
+        let hub = Arc::clone(&self.hub);
+        let mut state = hub.state();
+        let event = self.take(&mut state);
+        hub.resume_if_possible(state);
+        event
     }
 
     fn take(&mut self, state: &mut State) -> Option<OutputEvent> {

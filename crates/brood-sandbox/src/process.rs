@@ -1,7 +1,7 @@
 //! Tool calls and background processes.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -97,6 +97,11 @@ impl Process {
         })
     }
 
+    /// Ends what its readers see as it had ended, for one that only left its streams to others.
+    pub(crate) fn was_over(&self, report: ExitReport) {
+        self.hub.end(report);
+    }
+
     /// Ends what its readers see with `RolledBack`, and follows the process, which was put back
     /// to an earlier state of itself, as another.
     pub(crate) fn succeed(&self) -> Arc<Self> {
@@ -132,6 +137,11 @@ impl Process {
         if let Some(input) = lock(&self.input).as_ref().filter(|_| !self.terminal) {
             endpoints.add_pipe(input.descriptor.as_fd(), endpoints::key(self.pid(), Slot::Input));
         }
+    }
+
+    /// Whether somebody may still write to its streams.
+    pub(crate) fn has_open_streams(&self) -> bool {
+        lock(&self.pumps).iter().any(|pump| pump.open.load(Ordering::Acquire))
     }
 
     /// Whether its standard input is still open on our side.
@@ -257,6 +267,11 @@ impl Process {
         self.hub.wait_exit()
     }
 
+    /// Waits for its end, but not beyond a point in time.
+    pub fn wait_until(&self, deadline: Instant) -> Option<ExitReport> {
+        self.hub.wait_exit_until(deadline)
+    }
+
     fn sandbox(&self) -> Result<Arc<Sandbox>> {
         self.sandbox.upgrade().ok_or_else(|| EngineError::new(ErrorKind::NotFound, "the sandbox is gone"))
     }
@@ -360,6 +375,8 @@ struct Pump {
     /// Whom the output belongs to; after a rollback that is another.
     process: Mutex<Weak<Process>>,
     token: OnceLock<Token>,
+    /// Until the last writer has gone.
+    open: AtomicBool,
     reactor: Arc<Reactor>,
     log: Option<Follow<LogRecord>>,
 }
@@ -377,6 +394,7 @@ impl Pump {
             stream,
             process: Mutex::new(Arc::downgrade(process)),
             token: OnceLock::new(),
+            open: AtomicBool::new(true),
             reactor: Arc::clone(reactor),
             log,
         });
@@ -433,6 +451,7 @@ impl Pump {
     }
 
     fn close(&self) {
+        self.open.store(false, Ordering::Release);
         if let Some(token) = self.token.get() {
             self.reactor.deregister(self.descriptor.as_fd(), *token);
         }

@@ -5,13 +5,15 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 
-use brood_deltafs::{LayerStack, OverlayMount, Space, Store, StoreError, Upper};
+use brood_deltafs::{OverlayMount, Space, Store, StoreError, Upper};
 use brood_kernel::beneath::Root;
 use rustix::fs::{Gid, Mode, Uid};
 
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::sandbox::Disk;
+use crate::shared_stack::SharedStack;
 
 /// Blocks that `stat` counts in, whatever the file system's own are.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -41,8 +43,9 @@ impl Drop for HalfMade<'_> {
     }
 }
 
-/// Makes a fresh upper on `stack`, with room for `disk_bytes` if that is given, and mounts both.
-pub(crate) fn make(store: &Store, stack: LayerStack, disk_bytes: Option<u64>) -> Result<Disk> {
+/// Makes a fresh upper on a stack, with room for `disk_bytes` if that is given, and mounts both.
+pub(crate) fn make(store: &Store, lineage: Arc<SharedStack>, disk_bytes: Option<u64>) -> Result<Disk> {
+    let stack = lineage.current();
     let mut half_made = HalfMade { store, space: None, upper: None };
     half_made.space = disk_bytes.map(|bytes| store.new_space(bytes)).transpose().map_err(store_error)?;
     let upper = match &half_made.space {
@@ -54,13 +57,13 @@ pub(crate) fn make(store: &Store, stack: LayerStack, disk_bytes: Option<u64>) ->
     let (Some(upper), space) = (half_made.upper.take(), half_made.space.take()) else {
         return Err(EngineError::new(ErrorKind::Internal, "the upper of a sandbox is missing"));
     };
-    Ok(Disk { stack, upper, space, mount })
+    Ok(Disk { stack, lineage, upper, space, mount })
 }
 
 /// Deletes what a sandbox wrote. Its processes must be gone.
 pub(crate) fn discard(store: &Store, disk: Disk) {
-    let Disk { stack, upper, space, mount } = disk;
-    drop(mount);
+    let Disk { stack, lineage, upper, space, mount } = disk;
+    drop((mount, lineage));
     throw_away(store, Some(upper), space);
     if let Err(error) = store.release(stack) {
         tracing::error!(%error, "layers of an ended sandbox stay until the next start");
@@ -70,8 +73,8 @@ pub(crate) fn discard(store: &Store, disk: Disk) {
 /// As [`discard`], for files that the sandbox has just been moved away from: the kernel may still
 /// hold their mount for a moment.
 pub(crate) fn discard_replaced(store: &Store, disk: Disk) {
-    let Disk { stack, upper, space: _kept, mount } = disk;
-    drop(mount);
+    let Disk { stack, lineage, upper, space: _kept, mount } = disk;
+    drop((mount, lineage));
     // After a checkpoint there is nothing left at the old upper's path: it has become a layer.
     if upper.changes().exists() {
         throw_away(store, Some(upper), None);

@@ -7,30 +7,36 @@
 //! taken until after the second; a failure of either leaves the sandbox on its old files, going
 //! on as if nothing had been.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use brood_deltacr::descriptors::OpenFileKind;
 use brood_deltacr::{ProcessTreeImage, RestoreTarget, RestoredTree, RollbackRequest, SandboxRoot, StoppedTree, Tree};
 use brood_deltafs::{Frozen, LayerStack, OverlayMount, Upper};
 use brood_init_protocol::Kind;
 use rustix::process::Pid;
 
 use crate::cgroup::CallCgroup;
-use crate::checkpoint::{Checkpoint, CheckpointInfo, ProcessRecord};
-use crate::endpoints::Endpoints;
+use crate::checkpoint::{Checkpoint, CheckpointInfo, FrozenState, ProcessRecord};
+use crate::endpoints::{self, Endpoints};
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::now_ms;
 use crate::ids::CheckpointId;
 use crate::limits;
 use crate::process::{KillCause, Process, lock};
 use crate::sandbox::{Disk, Sandbox};
+use crate::shared_stack::SharedStack;
 use crate::storage;
 
 /// Mounts below the root that are not part of its files.
 const CARRIED: [&str; 3] = ["/proc", "/sys", "/dev/pts"];
+
+/// Layers above the template's at which a checkpoint waits for the squasher: half of what is
+/// mounted at most, and more than it ever falls behind when anything happens between checkpoints.
+const DEPTH_FORCED: usize = 64;
 
 /// What the engine keeps for captures and restores, started when first needed.
 #[derive(Debug)]
@@ -71,6 +77,7 @@ pub(crate) fn capture_error(error: brood_deltacr::Error) -> EngineError {
 /// A checkpoint's files, ready to be swapped in.
 struct NewFiles {
     stack: LayerStack,
+    lineage: Arc<SharedStack>,
     upper: Upper,
     mount: OverlayMount,
 }
@@ -86,48 +93,69 @@ impl Sandbox {
         let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
         self.ensure_running()?;
         self.core.checkpoints.ensure_room(&self.request.template, name.as_deref())?;
+        let (state, cost) = self.freeze(with_processes)?;
+        let info = CheckpointInfo {
+            id: CheckpointId::random(),
+            name,
+            parent: None,
+            sandbox: self.id().clone(),
+            template: self.request.template.clone(),
+            created_ms: now_ms(),
+            with_processes,
+            processes: state.processes.as_ref().map_or(0, |image| image.processes.len()),
+            layers: state.stack.current().depth(),
+            copied_pages: cost.copied_pages,
+            standstill_us: cost.standstill_us,
+        };
+        let (template, request) = (Arc::clone(&self.template), self.request.clone());
+        let checkpoint = Checkpoint { info, template, request, state: Arc::clone(&state) };
+        let info = self.core.checkpoints.insert(checkpoint, &self.at);
+        self.core.shorten_soon(&state.stack, &self.template);
+        Ok(info)
+    }
+
+    /// As [`checkpoint`](Self::checkpoint), for a state that has no place in the tree.
+    pub(crate) fn freeze_aside(self: &Arc<Self>) -> Result<Arc<FrozenState>> {
+        let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
+        self.ensure_running()?;
+        self.freeze(true).map(|(state, _)| state)
+    }
+
+    /// Freezes the sandbox and lets it go on from the frozen state. `turn` is held.
+    fn freeze(self: &Arc<Self>, with_processes: bool) -> Result<(Arc<FrozenState>, Cost)> {
         let capturing = self.core.capturing()?;
         let mut history = self.history()?;
+        self.bound_depth()?;
         let (old_stack, frozen) = self.with_disk(|disk| {
-            let frozen = self.core.store.freeze(&disk.upper, &disk.stack).map_err(storage::store_error);
-            (disk.stack.clone(), frozen)
+            let stack = disk.lineage.current();
+            let frozen = self.core.store.freeze(&disk.upper, &stack).map_err(storage::store_error);
+            (stack, frozen)
         })?;
         let frozen = frozen?;
         let taken = self.take(&mut history.tree, &capturing, &frozen, &old_stack, with_processes);
+        // Not just dropped: it may have been exchanged for a shorter one meanwhile.
+        self.core.store.release(old_stack).map_err(storage::store_error)?;
         let (mount, taken) = match taken {
             Ok(taken) => taken,
             Err(error) => {
-                drop(old_stack);
                 self.core.store.undo_freeze(frozen).map_err(storage::store_error)?;
                 return Err(error);
             }
         };
         let (stack, upper) = self.core.store.commit_freeze(frozen).map_err(storage::store_error)?;
-        self.replace_disk(NewFiles { stack: stack.clone(), upper, mount });
-        let info = CheckpointInfo {
-            id: CheckpointId::random(),
-            name,
-            parent: lock(&self.at).clone(),
-            sandbox: self.id().clone(),
-            template: self.request.template.clone(),
-            created_ms: now_ms(),
-            with_processes,
-            processes: taken.image.as_ref().map_or(0, |image| image.processes.len()),
-            layers: stack.depth(),
-            copied_pages: taken.copied_pages,
-            standstill_us: taken.standstill_us,
-        };
-        let checkpoint = Checkpoint {
-            info: info.clone(),
-            template: Arc::clone(&self.template),
-            request: self.request.clone(),
-            stack,
-            processes: taken.image,
-            records: taken.records,
-        };
-        self.core.checkpoints.insert(Arc::new(checkpoint));
-        *lock(&self.at) = Some(info.id.clone());
-        Ok(info)
+        let lineage = SharedStack::new(&self.core.store, stack.clone());
+        self.replace_disk(NewFiles { stack, lineage: Arc::clone(&lineage), upper, mount });
+        let state = FrozenState { stack: lineage, processes: taken.image, records: taken.records };
+        Ok((Arc::new(state), taken.cost))
+    }
+
+    /// Waits for a shorter stack where the background has fallen behind.
+    fn bound_depth(&self) -> Result<()> {
+        let lineage = self.with_disk(|disk| Arc::clone(&disk.lineage))?;
+        if lineage.current().depth() < self.template.stack.depth() + DEPTH_FORCED {
+            return Ok(());
+        }
+        lineage.shorten(&self.template.layers())
     }
 
     /// The part of a checkpoint during which the tasks stand still.
@@ -140,13 +168,13 @@ impl Sandbox {
         with_processes: bool,
     ) -> Result<(OverlayMount, Taken)> {
         let endpoints = self.endpoints();
-        let records = if with_processes { self.records() } else { Vec::new() };
         let mut stopped = tree.stop().map_err(capture_error)?;
-        let (image, copied_pages) = if with_processes {
+        let (image, records, copied_pages) = if with_processes {
             let (image, statistics) = stopped.capture(&capturing.pages, &endpoints).map_err(capture_error)?;
-            (Some(image), statistics.copied_pages)
+            let records = self.records(&image);
+            (Some(image), records, statistics.copied_pages)
         } else {
-            (None, 0)
+            (None, Vec::new(), 0)
         };
         // A file that is open for writing must keep its inode number: it is copied up beforehand.
         let written = image.as_ref().map(written_files).unwrap_or_default();
@@ -162,7 +190,7 @@ impl Sandbox {
         }
         let standstill = stopped.resume();
         let standstill_us = u64::try_from(standstill.as_micros()).unwrap_or(u64::MAX);
-        Ok((mount, Taken { image, records, copied_pages, standstill_us }))
+        Ok((mount, Taken { image, records, cost: Cost { copied_pages, standstill_us } }))
     }
 
     /// Puts the sandbox back to a checkpoint of its template's tree. Calls in flight end with
@@ -177,7 +205,7 @@ impl Sandbox {
             let message = format!("checkpoint {} belongs to template {}", checkpoint.info.id, checkpoint.info.template);
             return Err(EngineError::new(ErrorKind::Invalid, message));
         }
-        let Some(image) = &checkpoint.processes else {
+        let Some(image) = &checkpoint.state.processes else {
             let message = format!(
                 "checkpoint {} holds files alone: `brood fork {}` makes a sandbox from it",
                 checkpoint.info.id, checkpoint.info.id
@@ -188,8 +216,10 @@ impl Sandbox {
         self.ensure_running()?;
         let capturing = self.core.capturing()?;
         let mut history = self.history()?;
-        let upper = self.core.store.new_upper(&checkpoint.stack).map_err(storage::store_error)?;
-        let mount = match OverlayMount::mount(&checkpoint.stack, &upper).map_err(storage::store_error) {
+        let lineage = Arc::clone(&checkpoint.state.stack);
+        let stack = lineage.current();
+        let upper = self.core.store.new_upper(&stack).map_err(storage::store_error)?;
+        let mount = match OverlayMount::mount(&stack, &upper).map_err(storage::store_error) {
             Ok(mount) => mount,
             Err(error) => {
                 self.core.store.discard(upper).map_err(storage::store_error)?;
@@ -204,29 +234,29 @@ impl Sandbox {
                 return Err(capture_error(error));
             }
         };
-        let new = NewFiles { stack: checkpoint.stack.clone(), upper, mount };
-        let rolled_back = self.roll_back_stopped(stopped, &checkpoint, image, &capturing, &new.mount);
+        let new = NewFiles { stack, lineage, upper, mount };
+        let rolled_back = self.roll_back_stopped(stopped, &checkpoint.state, image, &capturing, &new.mount);
         // Also after a failure: then the new files go with the sandbox.
         self.replace_disk(new);
         if let Err(error) = rolled_back {
             self.end_soon("a rollback failed");
             return Err(error);
         }
-        *lock(&self.at) = Some(checkpoint.info.id.clone());
+        self.core.checkpoints.move_to(&checkpoint, &self.at);
         Ok(checkpoint.info.clone())
     }
 
     fn roll_back_stopped(
         self: &Arc<Self>,
         stopped: StoppedTree<'_>,
-        checkpoint: &Checkpoint,
+        state: &FrozenState,
         image: &ProcessTreeImage,
         capturing: &Capturing,
         mount: &OverlayMount,
     ) -> Result<()> {
         let live = self.processes();
         let mut endpoints = self.endpoints();
-        let streams = endpoints.supply(&checkpoint.records, self.init.pid, self.core.id_base)?;
+        let streams = endpoints.supply(&state.records, self.init.pid, self.core.id_base)?;
         let root = sandbox_root(mount)?;
         self.exchange_root(capturing, mount)?;
         let groups = Groups::new(self);
@@ -236,16 +266,13 @@ impl Sandbox {
         // Before anything is killed: PID 1 reports an end at once.
         let stays = |process: &Process| {
             let info = process.info();
-            checkpoint
-                .records
-                .iter()
-                .any(|record| record.info.pid == info.pid && record.info.started_ms == info.started_ms)
+            state.records.iter().any(|record| record.info.pid == info.pid && record.info.started_ms == info.started_ms)
         };
         live.iter().filter(|process| !stays(process)).for_each(|process| process.mark(KillCause::RolledBack));
         let (rolled_back, statistics) = stopped.roll_back(image, &request).map_err(capture_error)?;
         if let brood_deltacr::RolledBack::Anew(restored, _) = &rolled_back {
             self.take_over_all(&live);
-            self.register(&checkpoint.records, streams, restored, &groups)?;
+            self.register(&state.records, streams, restored, &groups)?;
         } else {
             live.iter().filter(|process| stays(process) && !process.is_background()).for_each(|process| {
                 self.replace_process(&process.succeed());
@@ -256,21 +283,20 @@ impl Sandbox {
         Ok(())
     }
 
-    /// Restores a checkpoint's processes into this new sandbox.
-    pub(crate) fn restore(self: &Arc<Self>, checkpoint: &Checkpoint) -> Result<()> {
-        *lock(&self.at) = Some(checkpoint.info.id.clone());
-        let Some(image) = &checkpoint.processes else { return Ok(()) };
+    /// Restores a state's processes into this new sandbox.
+    pub(crate) fn restore(self: &Arc<Self>, state: &FrozenState) -> Result<()> {
+        let Some(image) = &state.processes else { return Ok(()) };
         let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
         let capturing = self.core.capturing()?;
         let mut endpoints = Endpoints::default();
-        let streams = endpoints.supply(&checkpoint.records, self.init.pid, self.core.id_base)?;
+        let streams = endpoints.supply(&state.records, self.init.pid, self.core.id_base)?;
         let root = self.with_disk(|disk| sandbox_root(&disk.mount))??;
         let groups = Groups::new(self);
         let place = |pid: Pid| groups.place(pid);
         let target = RestoreTarget { init: self.init.pid, root: &root, place: &place };
         let restored = image.restore(&capturing.seed, &target, &endpoints).map_err(capture_error)?;
         drop(endpoints);
-        self.register(&checkpoint.records, streams, &restored, &groups)?;
+        self.register(&state.records, streams, &restored, &groups)?;
         let tree = restored.run().map_err(capture_error)?;
         let mut history = self.history()?;
         *history = History { tree };
@@ -289,12 +315,19 @@ impl Sandbox {
         for record in records {
             let inside = record.info.pid;
             let Some(streams) = streams.remove(&inside) else { continue };
+            if let Some(report) = record.info.exit {
+                let process = Process::restored(&record.info, None, Arc::downgrade(self));
+                process.was_over(report);
+                self.adopt_ended(&process, inside, streams);
+                continue;
+            }
             let outside = pids.iter().find(|(namespace, _)| u32::try_from(namespace.0) == Ok(inside));
             let group = outside.and_then(|(_, pid)| groups.group_of(*pid));
             let process = Process::restored(&record.info, group, Arc::downgrade(self));
             self.adopt_process(&process, inside, streams);
         }
-        let body: Vec<u8> = records.iter().flat_map(|record| record.info.pid.to_le_bytes()).collect();
+        let live = records.iter().filter(|record| record.info.exit.is_none());
+        let body: Vec<u8> = live.flat_map(|record| record.info.pid.to_le_bytes()).collect();
         let pending = self.init.control.send(self.init.control.reserve(), Kind::Track, &body, &[])?;
         match pending.wait(limits::ENTER_TIMEOUT)? {
             Ok(_) => Ok(()),
@@ -323,11 +356,11 @@ impl Sandbox {
     }
 
     fn replace_disk(&self, new: NewFiles) {
-        let NewFiles { stack, upper, mount } = new;
+        let NewFiles { stack, lineage, upper, mount } = new;
         let mut disk = self.disk.write().unwrap_or_else(PoisonError::into_inner);
         let Some(old) = disk.take() else { return };
         let space = old.space.clone();
-        *disk = Some(Disk { stack, upper, space, mount });
+        *disk = Some(Disk { stack, lineage, upper, space, mount });
         drop(disk);
         storage::discard_replaced(&self.core.store, old);
     }
@@ -341,9 +374,27 @@ impl Sandbox {
         endpoints
     }
 
-    fn records(&self) -> Vec<ProcessRecord> {
-        let processes = self.processes();
-        processes.iter().map(|process| ProcessRecord { info: process.info(), has_input: process.has_input() }).collect()
+    /// The processes that live, and those that have ended and whose streams the image needs.
+    fn records(&self, image: &ProcessTreeImage) -> Vec<ProcessRecord> {
+        let held: HashSet<u64> = image
+            .open_files
+            .files
+            .iter()
+            .filter_map(|file| match &file.kind {
+                OpenFileKind::External(external) => Some(endpoints::process_of(external.key)),
+                _ => None,
+            })
+            .collect();
+        let mut records: Vec<_> = self
+            .all_processes()
+            .iter()
+            .map(|process| ProcessRecord { info: process.info(), has_input: process.has_input() })
+            .filter(|record| record.info.exit.is_none() || held.contains(&record.info.pid.into()))
+            .collect();
+        // Where an id was used again, the live one's streams count.
+        records.sort_by_key(|record| (record.info.pid, record.info.exit.is_some()));
+        records.dedup_by_key(|record| record.info.pid);
+        records
     }
 
     /// Ends what all readers see: none of the processes is left.
@@ -370,7 +421,7 @@ fn written_files(image: &ProcessTreeImage) -> Vec<PathBuf> {
     let writes = |flags: u32| flags & rustix::fs::OFlags::ACCMODE.bits() != rustix::fs::OFlags::RDONLY.bits();
     let files = image.open_files.files.iter().filter(|file| writes(file.flags));
     let paths = files.filter_map(|file| match &file.kind {
-        brood_deltacr::descriptors::OpenFileKind::Path(path) => Some(PathBuf::from(&*path.path)),
+        OpenFileKind::Path(path) => Some(PathBuf::from(&*path.path)),
         _ => None,
     });
     paths.collect()
@@ -379,6 +430,11 @@ fn written_files(image: &ProcessTreeImage) -> Vec<PathBuf> {
 struct Taken {
     image: Option<ProcessTreeImage>,
     records: Vec<ProcessRecord>,
+    cost: Cost,
+}
+
+/// What a freeze cost.
+struct Cost {
     copied_pages: usize,
     standstill_us: u64,
 }

@@ -166,6 +166,38 @@ fn calls_in_flight_survive_a_checkpoint_and_end_with_a_rollback() {
 }
 
 #[test]
+fn a_session_comes_back_with_processes_that_have_ended_since() {
+    let engine = TestEngine::with_debian();
+    let sandbox = engine.sandbox();
+    let mut session = Session::start(&sandbox);
+    session.ask("x = 41");
+    // A call that ends and leaves something that still holds its streams.
+    out(&sandbox, "(while :; do date +%N > /tick; sleep 0.02; done) & echo left");
+    let sleeper = sandbox.spawn(ProcessRequest { background: true, ..call(&["sleep", "1000"]) }).unwrap();
+    let checkpoint = sandbox.checkpoint(None, true).unwrap_or_else(|error| panic!("{}", error.chain()));
+    session.ask("x = 99");
+    sleeper.kill().unwrap();
+    sleeper.wait();
+    sandbox.rollback(checkpoint.id.as_str()).unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(Session::find(&sandbox).ask("x"), "41");
+    let ticking = "a=$(cat /tick); for i in $(seq 200); do b=$(cat /tick); [ -n \"$b\" ] && [ \"$a\" != \"$b\" ] && exit 0; sleep 0.05; done; exit 1";
+    out(&sandbox, ticking);
+    // More calls than are remembered: what the background one holds is known all the same.
+    for _ in 0..70 {
+        out(&sandbox, "true");
+    }
+    let later = sandbox.checkpoint(None, true).unwrap_or_else(|error| panic!("{}", error.chain()));
+    for origin in [&checkpoint, &later] {
+        let fork = engine.fork(origin.id.as_str()).unwrap_or_else(|error| panic!("{}", error.chain()));
+        assert_eq!(Session::find(&fork).ask("x"), "41");
+        out(&fork, ticking);
+        let again = fork.checkpoint(None, true).unwrap_or_else(|error| panic!("{}", error.chain()));
+        out(&engine.fork(again.id.as_str()).unwrap_or_else(|error| panic!("{}", error.chain())), ticking);
+        fork.kill().unwrap();
+    }
+}
+
+#[test]
 fn a_terminal_session_is_forked_with_its_terminal() {
     let engine = TestEngine::with_debian();
     let sandbox = engine.sandbox();

@@ -9,6 +9,8 @@ mod attacks;
 mod builds;
 mod calls;
 mod checkpoints;
+mod depth;
 mod fixture;
 mod lifecycle;
 mod network;
+mod warm;
