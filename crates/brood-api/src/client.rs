@@ -21,8 +21,8 @@ use crate::error::{ApiError, ErrorBody};
 use crate::frame::{FrameError, PROTOCOL};
 use crate::session::Session;
 use crate::types::{
-    BuildMessage, CompletedProcess, CreateSandboxes, FileChange, FileEntry, Fork, PREFIX, Rollback, SendSignal,
-    SetTimeout, TakeCheckpoint, VersionInfo,
+    BuildMessage, CompletedProcess, CreateSandboxes, FileChange, FileEntry, Fork, KeyInfo, MakeKey, NewKey, PREFIX,
+    Rollback, SendSignal, SetTimeout, TakeCheckpoint, VersionInfo,
 };
 
 /// Longest answer that is read into memory: lists of a thousand sandboxes fit many times.
@@ -167,6 +167,21 @@ impl Client {
     /// The paths that differ between two states, each a sandbox or a checkpoint.
     pub async fn diff(&self, old: &str, new: &str) -> Result<Lines<FileChange>, ApiError> {
         self.stream(Method::GET, &format!("/diff?old={}&new={}", encode(old), encode(new)), whole("")).await
+    }
+
+    /// All API keys, oldest first.
+    pub async fn keys(&self) -> Result<Vec<KeyInfo>, ApiError> {
+        self.get("/keys").await
+    }
+
+    /// Makes an API key.
+    pub async fn create_key(&self, request: &MakeKey) -> Result<NewKey, ApiError> {
+        self.post("/keys", request).await
+    }
+
+    /// Revokes an API key.
+    pub async fn remove_key(&self, id: &str) -> Result<(), ApiError> {
+        self.call(Method::DELETE, &format!("/keys/{}", encode(id)), whole("")).await.map(drop)
     }
 
     /// The log of a sandbox; with `follow` the stream goes on until the sandbox is gone.

@@ -211,3 +211,35 @@ pub struct CompletedProcess {
     /// The code a shell would show.
     pub exit_code: u8,
 }
+
+/// Body of `POST /keys`.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MakeKey {
+    /// What its owner calls it.
+    #[serde(default)]
+    pub name: String,
+}
+
+/// An API key for E2B clients, as lists show it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct KeyInfo {
+    /// What `brood key rm` takes.
+    pub id: String,
+    /// What its owner calls it.
+    pub name: String,
+    /// How it begins.
+    pub prefix: String,
+    /// When it was made, in milliseconds since 1970.
+    pub created_ms: u64,
+}
+
+/// An API key that was just made. It is told this once.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NewKey {
+    /// The key itself.
+    pub key: String,
+    /// What is kept of it.
+    #[serde(flatten)]
+    pub info: KeyInfo,
+}

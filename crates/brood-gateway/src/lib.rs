@@ -6,5 +6,6 @@
 //! What this crate must never know: how a sandbox is made; it calls the engine and waits.
 #![forbid(unsafe_code)]
 
+pub mod e2b;
 pub mod listener;
 pub mod native;

@@ -1,14 +1,17 @@
-//! Carries HTTP/1.1 over a unix socket.
+//! Carries HTTP/1.1 over unix sockets and TCP.
 
 use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
@@ -18,6 +21,51 @@ use tracing::{debug, warn};
 const CONNECTIONS_MAX: usize = 8192;
 /// Pause after `accept` failed for want of descriptors: something must be closed first.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Time that a client of the network may take to send the head of a request, and may let a connection
+/// idle: longer than the 300 s for which the E2B clients keep one for the next request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(320);
+/// Longest head of a request from the network; longer ones are answered with 431.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Where connections come from.
+pub trait Accept {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// Whether anybody may connect, so that slow and giant requests must be bounded.
+    const PUBLIC: bool;
+
+    /// Waits for the next one.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Accept for UnixListener {
+    type Stream = UnixStream;
+    const PUBLIC: bool = false;
+
+    async fn accept(&self) -> io::Result<UnixStream> {
+        Self::accept(self).await.map(|(stream, _)| stream)
+    }
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+    const PUBLIC: bool = true;
+
+    async fn accept(&self) -> io::Result<TcpStream> {
+        let (stream, _) = Self::accept(self).await?;
+        // Answers are small and must not wait for one another.
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    }
+}
+
+/// Binds a TCP address.
+///
+/// # Errors
+/// When the address is in use or not ours.
+pub async fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    TcpListener::bind(address).await
+}
 
 /// The connections that were open when the listener ended.
 #[derive(Debug)]
@@ -34,7 +82,7 @@ impl Connections {
 }
 
 /// Accepts connections until `end`, and then tells all of them to end after the request in hand.
-pub async fn serve(listener: UnixListener, router: Router, end: impl Future<Output = ()>) -> Connections {
+pub async fn serve<A: Accept>(listener: A, router: Router, end: impl Future<Output = ()>) -> Connections {
     let mut connections = JoinSet::new();
     let (stop, stopped) = watch::channel(false);
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -43,8 +91,8 @@ pub async fn serve(listener: UnixListener, router: Router, end: impl Future<Outp
             // The semaphore is never closed, so this cannot fail.
             let Ok(place) = Arc::clone(&room).acquire_owned().await else { break };
             match listener.accept().await {
-                Ok((stream, _)) => {
-                    connections.spawn(connection(stream, router.clone(), stopped.clone(), place));
+                Ok(stream) => {
+                    connections.spawn(connection(stream, builder(A::PUBLIC), router.clone(), stopped.clone(), place));
                     while connections.try_join_next().is_some() {}
                 }
                 Err(error) => {
@@ -62,14 +110,23 @@ pub async fn serve(listener: UnixListener, router: Router, end: impl Future<Outp
     Connections(connections)
 }
 
+fn builder(public: bool) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    if public {
+        builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(HEAD_BYTES_MAX);
+    }
+    builder
+}
+
 async fn connection(
-    stream: UnixStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    builder: http1::Builder,
     router: Router,
     mut stopped: watch::Receiver<bool>,
     _place: OwnedSemaphorePermit,
 ) {
     let service = TowerToHyperService::new(router);
-    let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service).with_upgrades();
+    let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
     tokio::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,

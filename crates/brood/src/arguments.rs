@@ -130,8 +130,11 @@ pub enum Command {
     /// Change what a sandbox may reach, or show it when no option is given
     #[command(after_help = "Examples:\n  brood network ID --network none --allow pypi.org\n  brood network ID")]
     Network(NetworkArguments),
+    /// Make, list and revoke the API keys of E2B clients
+    #[command(subcommand, after_help = "Example:\n  brood key create ci")]
+    Key(KeyCommand),
     /// Run the daemon in the foreground
-    #[command(after_help = "Example:\n  brood serve --log debug")]
+    #[command(after_help = "Examples:\n  brood serve --log debug\n  brood serve --listen 127.0.0.1:3000")]
     Serve(ServeArguments),
     /// Show the settings in force and where each comes from
     #[command(after_help = "Example:\n  BROOD_LOG=debug brood config")]
@@ -148,6 +151,27 @@ pub enum Command {
     /// Show the version of this program and of the daemon
     #[command(after_help = "Example:\n  brood version --json")]
     Version,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum KeyCommand {
+    /// Make a key and print it; it is shown this once
+    #[command(after_help = "Example:\n  export E2B_API_KEY=$(brood key create ci)")]
+    Create {
+        /// What you call it
+        #[arg(default_value = "")]
+        name: String,
+    },
+    /// List keys
+    #[command(after_help = "Example:\n  brood key ls")]
+    Ls,
+    /// Revoke keys, at once
+    #[command(after_help = "Example:\n  brood key rm 3f0c9a51b7de")]
+    Rm {
+        /// Ids, as `brood key ls` shows them
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -8,6 +8,7 @@ pub mod create;
 pub mod exec;
 pub mod follow;
 pub mod host;
+pub mod key;
 pub mod kill;
 pub mod list;
 pub mod network;

@@ -26,7 +26,7 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use arguments::{Cli, Command};
 use commands::{
-    Context, attach, bench, checkpoint, copy, create, exec, follow, host, kill, list, network, template, tree,
+    Context, attach, bench, checkpoint, copy, create, exec, follow, host, key, kill, list, network, template, tree,
 };
 use failure::Outcome;
 use settings::Settings;
@@ -113,6 +113,7 @@ async fn talk(context: &Context, command: Command, matches: &ArgMatches) -> Outc
         Command::Diff(arguments) => checkpoint::diff(context, &arguments).await,
         Command::Tree { root } => tree::run(context, root).await,
         Command::Network(arguments) => network::run(context, arguments).await,
+        Command::Key(command) => key::run(context, command).await,
         Command::Bench(command) => bench::run(context, command).await,
         Command::Version => host::version(context).await,
         Command::Serve(_) => host::stop(context).await,

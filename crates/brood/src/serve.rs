@@ -8,12 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use brood_gateway::e2b::{self, E2bSettings, E2bState};
+use brood_gateway::listener::{self, Connections};
 use brood_gateway::native::{self, NativeState};
 use brood_sandbox::engine::{Engine, EngineSettings};
 use rustix::fs::FlockOperation;
 use sd_notify::NotifyState;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::connect::{READY_LINE, create_directories};
@@ -51,8 +54,9 @@ async fn serve(settings: &Settings, on_demand: bool) -> anyhow::Result<()> {
     create_directories(&[run, &settings.state_directory.value])?;
     let _lock = lock(run)?;
     let engine = open_engine(settings).await?;
-    let listener = match bind(settings) {
-        Ok(listener) => listener,
+    let opened = open_interfaces(settings, &engine).await;
+    let (listener, gateway) = match opened {
+        Ok(opened) => opened,
         Err(error) => {
             shut_down(engine).await;
             return Err(error);
@@ -63,6 +67,9 @@ async fn serve(settings: &Settings, on_demand: bool) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot watch for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot watch for SIGINT")?;
     info!(socket = %settings.socket().display(), state = %settings.state_directory.value.display(), "serving");
+    let router = native::router(state.clone()).merge(e2b::keys::router(gateway.state.clone()));
+    let ending = watch::Sender::new(false);
+    let public = gateway.serve(ending.subscribe());
     tell_ready(on_demand)?;
     let end = async move {
         tokio::select! {
@@ -72,19 +79,83 @@ async fn serve(settings: &Settings, on_demand: bool) -> anyhow::Result<()> {
         }
         notify(&[NotifyState::Stopping]);
     };
-    let connections = brood_gateway::listener::serve(listener, native::router(state.clone()), end).await;
+    let connections = listener::serve(listener, router, end).await;
+    ending.send_replace(true);
     // The socket goes first, so that nobody reaches an engine that is going away.
     if let Err(error) = fs::remove_file(settings.socket()) {
         warn!(%error, "the socket could not be removed");
     }
     shut_down(engine).await;
+    gateway.state.end();
     // Clients learn how their processes ended before the connections go.
     if tokio::time::timeout(GRACE, state.drain()).await.is_err() {
         warn!("some clients did not take their processes' end");
     }
+    if let Ok(Some(public)) = public.await {
+        public.finish(GRACE).await;
+    }
     connections.finish(GRACE).await;
     info!("ended");
     Ok(())
+}
+
+/// The E2B interface, and where it is served.
+struct Gateway {
+    state: E2bState,
+    listener: std::sync::Mutex<Option<TcpListener>>,
+}
+
+impl Gateway {
+    async fn open(settings: &Settings, engine: &Arc<Engine>) -> anyhow::Result<Self> {
+        let address = settings.listen_address()?;
+        let listener = match address {
+            Some(address) => Some(
+                listener::bind_tcp(address)
+                    .await
+                    .with_context(|| format!("gateway.listen: cannot listen on {address}"))?,
+            ),
+            None => None,
+        };
+        let port = listener.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |local| local.port());
+        let domain = &settings.gateway_domain.value;
+        let domain = if domain.is_empty() { format!("localhost:{port}") } else { domain.clone() };
+        let state = E2bState::open(
+            Arc::clone(engine),
+            E2bSettings {
+                domain,
+                anonymous: settings.gateway_anonymous.value,
+                default_template: settings.gateway_default_template.value.clone(),
+                state_directory: settings.state_directory.value.clone(),
+            },
+        )?;
+        if let Some(local) = listener.as_ref().and_then(|listener| listener.local_addr().ok()) {
+            info!("E2B clients: export E2B_API_URL=http://{local} E2B_SANDBOX_URL=http://{local}");
+            if state.keys().list().is_empty() && !settings.gateway_anonymous.value {
+                info!("E2B clients need a key: `brood key create` makes one");
+            }
+        }
+        Ok(Self { state, listener: std::sync::Mutex::new(listener) })
+    }
+
+    /// Serves in the background until `ending` turns true; the connections that were open then.
+    fn serve(&self, mut ending: watch::Receiver<bool>) -> tokio::task::JoinHandle<Option<Connections>> {
+        let listener = self.listener.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let state = self.state.clone();
+        tokio::spawn(async move {
+            let listener = listener?;
+            tokio::spawn(state.clone().forget_the_dead());
+            let end = async move {
+                // When the sender is gone, everything ends.
+                drop(ending.wait_for(|ending| *ending).await);
+            };
+            Some(listener::serve(listener, e2b::router(state), end).await)
+        })
+    }
+}
+
+async fn open_interfaces(settings: &Settings, engine: &Arc<Engine>) -> anyhow::Result<(UnixListener, Gateway)> {
+    let gateway = Gateway::open(settings, engine).await?;
+    Ok((bind(settings)?, gateway))
 }
 
 fn lock(run: &Path) -> anyhow::Result<File> {

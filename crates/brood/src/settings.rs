@@ -1,6 +1,7 @@
 //! The settings and where each of them comes from: default, file, environment, flag, in rising order.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -93,6 +94,27 @@ pub struct SettingFlags {
     /// How log lines look
     #[arg(long, global = true, value_name = "FORMAT", hide_short_help = true)]
     pub log_format: Option<LogFormat>,
+    /// Address and port on which E2B clients are served, such as 127.0.0.1:3000
+    #[arg(long, alias = "listen", global = true, value_name = "ADDRESS", hide_short_help = true)]
+    pub gateway_listen: Option<String>,
+    /// What follows `<port>-<sandbox>.` in the host names of servers inside
+    #[arg(long, global = true, value_name = "DOMAIN", hide_short_help = true)]
+    pub gateway_domain: Option<String>,
+    /// Serve E2B clients without an API key; only on a loopback address
+    #[arg(long, global = true, value_name = "BOOL", hide_short_help = true)]
+    pub gateway_anonymous: Option<bool>,
+    /// The template that E2B clients get for `base`, when there is none of that name
+    #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
+    pub gateway_default_template: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct GatewayFile {
+    listen: Option<String>,
+    domain: Option<String>,
+    anonymous: Option<bool>,
+    default_template: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -104,6 +126,8 @@ struct SettingsFile {
     socket_group: Option<String>,
     log: Option<String>,
     log_format: Option<LogFormat>,
+    #[serde(default)]
+    gateway: GatewayFile,
 }
 
 /// All settings.
@@ -121,6 +145,14 @@ pub struct Settings {
     pub log: Sourced<String>,
     /// How log lines look.
     pub log_format: Sourced<LogFormat>,
+    /// Address and port on which E2B clients are served; empty is nowhere.
+    pub gateway_listen: Sourced<String>,
+    /// What follows `<port>-<sandbox>.` in host names; empty is `localhost` with the port.
+    pub gateway_domain: Sourced<String>,
+    /// Whether E2B clients need no API key.
+    pub gateway_anonymous: Sourced<bool>,
+    /// The template for `base`.
+    pub gateway_default_template: Sourced<String>,
 }
 
 /// A setting as `brood config` shows it.
@@ -179,6 +211,30 @@ impl Settings {
                 file.log_format,
                 || LogFormat::Auto,
             )?,
+            gateway_listen: layers.value(
+                (flags.gateway_listen.clone(), "--gateway-listen"),
+                "BROOD_GATEWAY_LISTEN",
+                file.gateway.listen,
+                String::new,
+            )?,
+            gateway_domain: layers.value(
+                (flags.gateway_domain.clone(), "--gateway-domain"),
+                "BROOD_GATEWAY_DOMAIN",
+                file.gateway.domain,
+                String::new,
+            )?,
+            gateway_anonymous: layers.value(
+                (flags.gateway_anonymous, "--gateway-anonymous"),
+                "BROOD_GATEWAY_ANONYMOUS",
+                file.gateway.anonymous,
+                || false,
+            )?,
+            gateway_default_template: layers.value(
+                (flags.gateway_default_template.clone(), "--gateway-default-template"),
+                "BROOD_GATEWAY_DEFAULT_TEMPLATE",
+                file.gateway.default_template,
+                || "base".to_owned(),
+            )?,
         };
         settings.check()?;
         Ok(settings)
@@ -196,7 +252,31 @@ impl Settings {
             let Sourced { value, origin } = &self.subuid_base;
             bail!("subuid_base {value} ({origin}) must lie between 65536 and {SUBUID_BASE_MAX}");
         }
+        if let Some(address) = self.listen_address()?
+            && self.gateway_anonymous.value
+            && !address.ip().is_loopback()
+        {
+            let origin = &self.gateway_anonymous.origin;
+            bail!("gateway.anonymous ({origin}) is for loopback addresses alone, and {address} is none");
+        }
         Ok(())
+    }
+
+    /// Where E2B clients are served, if anywhere.
+    ///
+    /// # Errors
+    /// When the setting is no address with a port.
+    pub fn listen_address(&self) -> anyhow::Result<Option<SocketAddr>> {
+        let Sourced { value, origin } = &self.gateway_listen;
+        if value.is_empty() {
+            return Ok(None);
+        }
+        let text = value.replace("localhost:", "127.0.0.1:");
+        let address = text.parse::<SocketAddr>();
+        let address = address.with_context(|| {
+            format!("gateway.listen {value:?} ({origin}) must be an address and port like 127.0.0.1:3000")
+        })?;
+        Ok(Some(address))
     }
 
     /// The daemon's socket.
@@ -216,6 +296,14 @@ impl Settings {
             row("socket_group", &self.socket_group, self.socket_group.value.clone()),
             row("log", &self.log, self.log.value.clone()),
             row("log_format", &self.log_format, self.log_format.value.to_string()),
+            row("gateway.listen", &self.gateway_listen, self.gateway_listen.value.clone()),
+            row("gateway.domain", &self.gateway_domain, self.gateway_domain.value.clone()),
+            row("gateway.anonymous", &self.gateway_anonymous, self.gateway_anonymous.value.to_string()),
+            row(
+                "gateway.default_template",
+                &self.gateway_default_template,
+                self.gateway_default_template.value.clone(),
+            ),
         ]
     }
 
@@ -224,7 +312,7 @@ impl Settings {
         let mut flags = vec!["--config".to_owned(), "/dev/null".to_owned()];
         for row in self.rows() {
             if !row.value.is_empty() {
-                flags.push(format!("--{}={}", row.key.replace('_', "-"), row.value));
+                flags.push(format!("--{}={}", row.key.replace(['_', '.'], "-"), row.value));
             }
         }
         flags
@@ -292,6 +380,12 @@ impl FromText for u32 {
     }
 }
 
+impl FromText for bool {
+    fn from_text(text: &str) -> anyhow::Result<Self> {
+        text.parse().context("it must be true or false")
+    }
+}
+
 impl FromText for LogFormat {
     fn from_text(text: &str) -> anyhow::Result<Self> {
         <Self as clap::ValueEnum>::from_str(text, true).map_err(|_| anyhow::anyhow!("it must be auto, human or json"))
@@ -345,6 +439,9 @@ mod tests {
         assert!(load("state_directory = \"a\"", None).contains("absolute"));
         assert!(load("", Some(("BROOD_SUBUID_BASE", "many"))).contains("BROOD_SUBUID_BASE"));
         assert!(load("subuid_base = 5", None).contains("65536"));
+        assert!(load("[gateway]\nlisten = \"everywhere\"", None).contains("127.0.0.1:3000"));
+        let open = "[gateway]\nlisten = \"0.0.0.0:1\"\nanonymous = true";
+        assert!(load(open, None).contains("loopback"));
         let missing = SettingFlags { config: Some("/nonexistent/x.toml".into()), ..SettingFlags::default() };
         assert!(format!("{:#}", Settings::resolve(&missing, |_| None).unwrap_err()).contains("/nonexistent/x.toml"));
     }

@@ -1,0 +1,104 @@
+//! The control plane: sandboxes and templates as REST.
+
+mod create;
+mod idempotency;
+mod lifecycle;
+mod listing;
+mod network;
+mod observe;
+mod templates;
+mod views;
+
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest, Request};
+use axum::http::{Method, StatusCode, Uri};
+use axum::routing::{get, post, put};
+use axum::{Json, Router, middleware};
+use serde::de::DeserializeOwned;
+
+use super::failure::Failure;
+use super::{E2bState, auth};
+
+pub(super) use idempotency::Idempotency;
+pub(super) use observe::Samples;
+
+/// Longest JSON body: definitions of templates with many steps fit many times.
+const JSON_BODY_BYTES_MAX: usize = 4 << 20;
+
+/// The control plane.
+pub(super) fn router(state: E2bState) -> Router {
+    let guarded = Router::new()
+        .route("/sandboxes", get(listing::list_running).post(create::create_v1))
+        .route("/v2/sandboxes", get(listing::list).post(create::create_v2))
+        .route("/sandboxes/metrics", get(observe::metrics_of_many))
+        .route("/sandboxes/{id}", get(listing::inspect).delete(lifecycle::kill))
+        .route("/sandboxes/{id}/timeout", post(lifecycle::set_timeout))
+        .route("/sandboxes/{id}/refreshes", post(lifecycle::refresh))
+        .route("/sandboxes/{id}/connect", post(lifecycle::connect))
+        .route("/v2/sandboxes/{id}/connect", post(lifecycle::connect))
+        .route("/sandboxes/{id}/network", put(network::replace))
+        .route("/sandboxes/{id}/metrics", get(observe::metrics))
+        .route("/sandboxes/{id}/logs", get(observe::logs_v1))
+        .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
+        .layer(DefaultBodyLimit::max(JSON_BODY_BYTES_MAX))
+        .layer(middleware::from_fn_with_state(state.clone(), auth::check));
+    Router::new()
+        .route("/health", get(health))
+        .merge(guarded)
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(state)
+}
+
+async fn health() -> &'static str {
+    "OK"
+}
+
+async fn unknown_route(method: Method, uri: Uri) -> Failure {
+    let path: String = uri.path().chars().take(200).collect();
+    Failure::not_found(format!("there is no {method} {path}"))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Failure {
+    let path: String = uri.path().chars().take(200).collect();
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} takes no {method}"))
+}
+
+/// A JSON body. No body at all is the same as an empty object, since clients leave it out.
+#[derive(Debug)]
+pub(super) struct Input<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Input<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        let bytes = Bytes::from_request(request, state)
+            .await
+            .map_err(|error| Failure::new(error.status(), format!("the body cannot be read: {}", error.body_text())))?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// Reads a JSON body, whatever its content type says.
+pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Failure> {
+    let bytes = if bytes.trim_ascii().is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes).map_err(|error| Failure::invalid(format!("the body does not fit: {error}")))
+}
+
+/// The query of a request; what does not fit is refused in the usual form.
+#[derive(Debug)]
+pub(super) struct Query<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> axum::extract::FromRequestParts<S> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut axum::http::request::Parts, _: &S) -> Result<Self, Failure> {
+        match axum::extract::Query::<T>::try_from_uri(&parts.uri) {
+            Ok(query) => Ok(Self(query.0)),
+            Err(error) => Err(Failure::invalid(error.body_text())),
+        }
+    }
+}
+
+/// The answer of a call that succeeded with this status.
+type Answer<T> = Result<(StatusCode, Json<T>), Failure>;

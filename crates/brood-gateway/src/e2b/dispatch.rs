@@ -1,0 +1,97 @@
+//! Tells the two planes apart, and finds the sandbox that traffic is for.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use brood_sandbox::ids::SandboxId;
+use brood_sandbox::sandbox::Sandbox;
+use tower::ServiceExt as _;
+
+use super::failure::RouteFailure;
+use super::record::Record;
+use super::target::Target;
+use super::tokens::Purpose;
+use super::{E2bState, envd, interpreter, ports};
+
+/// Port of files and processes.
+pub(super) const ENVD_PORT: u16 = 49983;
+/// Port of the code interpreter.
+pub(super) const INTERPRETER_PORT: u16 = 49999;
+/// Header with the token for files and processes.
+pub(super) const ACCESS_TOKEN_HEADER: &str = "x-access-token";
+const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
+
+/// Both planes.
+#[derive(Debug, Clone)]
+pub(super) struct Planes {
+    pub(super) state: E2bState,
+    pub(super) control: Router,
+}
+
+/// A live sandbox that a request has reached.
+#[derive(Debug, Clone)]
+pub(super) struct Reached {
+    pub(super) sandbox: Arc<Sandbox>,
+    pub(super) record: Arc<Record>,
+    pub(super) port: u16,
+}
+
+impl Reached {
+    pub(super) fn id(&self) -> &str {
+        self.sandbox.id().as_str()
+    }
+}
+
+/// Every request comes here first.
+pub(super) async fn dispatch(State(planes): State<Planes>, request: Request) -> Response {
+    let target = match Target::of(request.uri(), request.headers()) {
+        Ok(Some(target)) => target,
+        Ok(None) => {
+            if let Some(reached) = envd::signed_file_target(&planes.state, &request) {
+                return envd::serve(&planes.state, reached, request).await;
+            }
+            // The router's error type has no values.
+            let Ok(response) = planes.control.oneshot(request).await;
+            return response;
+        }
+        Err(bad) => return RouteFailure::BadTarget(bad.0).into_response(),
+    };
+    let Some(reached) = reach(&planes.state, &target).await else {
+        return RouteFailure::NoSandbox(&target.id).into_response();
+    };
+    if reached.port == ENVD_PORT {
+        return envd::serve(&planes.state, reached, request).await;
+    }
+    if !may_pass(&planes.state, &reached, &request) {
+        return RouteFailure::Forbidden(reached.id()).into_response();
+    }
+    match reached.port {
+        INTERPRETER_PORT => interpreter::serve(&planes.state, reached, request).await,
+        _ => ports::serve(&planes.state, reached, request).await,
+    }
+}
+
+/// The sandbox, if it lives.
+async fn reach(state: &E2bState, target: &Target) -> Option<Reached> {
+    let id: SandboxId = target.id.parse().ok()?;
+    let sandbox = state.engine().sandbox(&id).ok()?;
+    let record = state.records().of(&sandbox);
+    Some(Reached { sandbox, record, port: target.port })
+}
+
+/// Whether the request may reach a port other than envd's.
+///
+/// The interpreter runs code, so that it asks for a token whenever envd does. Its clients send
+/// envd's token with some calls and the one for traffic with others.
+fn may_pass(state: &E2bState, reached: &Reached, request: &Request) -> bool {
+    let given = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let fits = |purpose, name| given(name).is_some_and(|token| state.tokens().fits(purpose, reached.id(), token));
+    match reached.port {
+        INTERPRETER_PORT if reached.record.secure => {
+            fits(Purpose::Traffic, TRAFFIC_TOKEN_HEADER) || fits(Purpose::Envd, ACCESS_TOKEN_HEADER)
+        }
+        _ => reached.record.public_traffic || fits(Purpose::Traffic, TRAFFIC_TOKEN_HEADER),
+    }
+}
