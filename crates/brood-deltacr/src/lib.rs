@@ -32,6 +32,7 @@ mod rollback;
 mod root;
 mod seed;
 mod signals;
+mod stored_pages;
 mod thread;
 mod timers;
 mod tree;
