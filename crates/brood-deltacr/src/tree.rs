@@ -365,7 +365,7 @@ fn let_go_if_stopped(tid: Pid, born: &mut BTreeMap<i32, Option<Stop>>) -> bool {
 }
 
 /// All descendants of a process, parents before children.
-fn list_descendants(init: Pid) -> Result<Vec<Pid>> {
+pub(crate) fn list_descendants(init: Pid) -> Result<Vec<Pid>> {
     let mut buffer = Vec::new();
     let mut found = proc_files::children(init, &mut buffer)?;
     let mut next = 0;

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use brood_pages::Lineage;
+use brood_pages::{Lineage, Page, PageNumber};
 use brood_pages::cohort::Cohort;
 use brood_pages::pool::CohortId;
 use brood_pages::reference::DictionarySet;
 
+use crate::error::{Error, Result};
 use crate::template::TemplatePages;
 
 /// What tells the processes of a sandbox apart in a way that its siblings agree on.
@@ -19,12 +20,43 @@ pub enum LineageName {
     Program(u64),
 }
 
-/// A lineage and the template's pages that all its entries were encoded against. These never change: an entry that is a
-/// difference to a template's page is only right with that very page.
 #[derive(Clone, Debug)]
-pub struct LineagePages {
-    pub(crate) lineage: Lineage,
-    pub(crate) template: Option<TemplatePages>,
+struct LineagePages {
+    lineage: Lineage,
+    template: Option<TemplatePages>,
+}
+
+/// Which process of which cohort pages belong to, and the template's pages that all its entries are encoded against.
+/// These never change: an entry that is a difference to a template's page is only right with that very page.
+#[derive(Clone, Debug)]
+pub struct Kin {
+    cohort: Arc<SharedCohort>,
+    pages: LineagePages,
+}
+
+impl Kin {
+    /// The cohort.
+    #[must_use]
+    pub fn cohort(&self) -> &Arc<SharedCohort> {
+        &self.cohort
+    }
+
+    /// The process.
+    #[must_use]
+    pub fn lineage(&self) -> Lineage {
+        self.pages.lineage
+    }
+
+    /// Copies the template's page out; `false` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Template`].
+    pub fn copy_template(&self, page: PageNumber, into: &mut Page) -> Result<bool> {
+        match &self.pages.template {
+            Some(template) => template.copy(page, into).map_err(Error::Template),
+            None => Ok(false),
+        }
+    }
 }
 
 /// References, indexes and dictionaries of a cohort, and who is who in it.
@@ -53,11 +85,12 @@ impl SharedCohort {
         self.id
     }
 
-    /// The lineage of this name. The first who asks decides which template pages it has.
-    pub fn lineage(&self, name: LineageName, template: impl FnOnce() -> Option<TemplatePages>) -> LineagePages {
+    /// The process of this name. The first who asks decides which template pages it has.
+    pub fn kin(self: &Arc<Self>, name: LineageName, template: impl FnOnce() -> Option<TemplatePages>) -> Kin {
         let mut lineages = self.lineages.lock().unwrap_or_else(PoisonError::into_inner);
         let next = Lineage(u32::try_from(lineages.len()).unwrap_or(u32::MAX));
-        lineages.entry(name).or_insert_with(|| LineagePages { lineage: next, template: template() }).clone()
+        let pages = lineages.entry(name).or_insert_with(|| LineagePages { lineage: next, template: template() }).clone();
+        Kin { cohort: Arc::clone(self), pages }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Cohort> {

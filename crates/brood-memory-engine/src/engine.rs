@@ -1,7 +1,6 @@
 //! The pool and the cohorts: what all squeezed sandboxes of a host share.
 //!
-//! Lock order: a space's pages, a cohort, the pool. The pager takes the first and reads the last; it never waits for a
-//! page that is being encoded.
+//! Lock order: a cohort, the pool. The pager only reads the pool; it never waits for a page that is being encoded.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -11,10 +10,9 @@ use brood_pages::cohort::{Reader, Squeezed, Squeezer};
 use brood_pages::pool::{CohortId, CohortUsage, Pool, PoolUsage};
 use brood_pages::{EntryId, Page, PageKey, PageNumber};
 
-use crate::cohort::SharedCohort;
+use crate::cohort::{Kin, SharedCohort};
 use crate::error::{Error, Result};
 use crate::pool_memory::PoolMemory;
-use crate::space::Space;
 
 /// Readers that are kept for the next who decodes; each has contexts of some 150 KiB.
 const READERS_KEPT: usize = 8;
@@ -85,17 +83,16 @@ impl MemoryEngine {
         Squeezer::new(self.settings.encoder)
     }
 
-    /// Finds out how a page of a space is kept best, and keeps it.
+    /// Finds out how a page is kept best, and keeps it.
     ///
     /// # Errors
     /// [`Error::Pool`] when the pool is full; nothing is kept then.
-    pub fn keep(&self, squeezer: &mut Squeezer, space: &Space, page: PageNumber, content: &Page) -> Result<Kept> {
+    pub fn keep(&self, squeezer: &mut Squeezer, kin: &Kin, page: PageNumber, content: &Page) -> Result<Kept> {
         let mut template = [0; brood_pages::PAGE_SIZE];
-        let has_template = space.copy_template(page, &mut template)?;
+        let has_template = kin.copy_template(page, &mut template)?;
         let template = has_template.then_some(&template);
-        let key = PageKey { lineage: space.lineage(), page };
-        let cohort = space.cohort();
-        let mut guard = cohort.lock();
+        let key = PageKey { lineage: kin.lineage(), page };
+        let mut guard = kin.cohort().lock();
         loop {
             let plan = squeezer.prepare(&mut guard, &self.read_pool(), key, content, template)?;
             match squeezer.commit(&mut guard, &mut self.write_pool(), plan)? {
@@ -105,6 +102,18 @@ impl MemoryEngine {
                 Some(Squeezed::Pooled(entry, codec)) => return Ok(Kept::Pooled(entry, codec)),
             }
         }
+    }
+
+    /// Copies the content of a kept page of `kin` out.
+    ///
+    /// # Errors
+    /// [`Error::Pool`], [`Error::Template`]; `into` must not be shown to anybody then.
+    pub fn copy(&self, kin: &Kin, page: PageNumber, kept: EntryId, into: &mut Page) -> Result<()> {
+        let mut template = [0; brood_pages::PAGE_SIZE];
+        let template = kin.copy_template(page, &mut template)?.then_some(&template);
+        let dictionaries = kin.cohort().dictionaries();
+        let pool = self.read_pool();
+        Ok(self.with_reader(|reader| reader.page(&pool, &dictionaries, kept, template, into))?)
     }
 
     /// Gives up what was kept.

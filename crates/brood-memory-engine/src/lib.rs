@@ -3,7 +3,7 @@
 //!
 //! - [`engine`]: the pool, and what squeezed sandboxes share.
 //! - [`cohort`]: siblings, and who is who among them.
-//! - [`space`]: the absent pages of one process.
+//! - [`squeezed`]: the squeezed pages of one process.
 #![forbid(unsafe_code)]
 
 pub mod cohort;
@@ -11,7 +11,7 @@ pub mod engine;
 mod error;
 mod page_set;
 mod pool_memory;
-pub mod space;
+pub mod squeezed;
 mod template;
 
 pub use error::{Error, Result};
