@@ -10,7 +10,7 @@ use crate::words::u64_at;
 
 /// Where the area goes if nothing else is there: far below the mappings that the kernel places
 /// from the top, far above heaps.
-pub(crate) const WANTED_ADDRESS: u64 = 0x7000_0000_0000;
+pub const WANTED_ADDRESS: u64 = 0x7000_0000_0000;
 /// Offset of the pointer to the running critical section in a restartable-sequences area.
 const CRITICAL_SECTION_OFFSET: u64 = 8;
 /// Bytes of the description of a critical section.

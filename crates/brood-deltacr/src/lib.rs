@@ -41,6 +41,7 @@ mod words;
 
 pub use capture::{CaptureStatistics, ProcessTreeImage};
 pub use credentials::Credentials;
+pub use engine_area::WANTED_ADDRESS as ENGINE_AREA_ADDRESS;
 pub use error::{Error, NamespacePid, Refusal, RefusalKind, Result};
 pub use page_store::{PageStore, PageStoreUsage, Slot, SlotRun};
 pub use proc_files::{CapabilitySets, DescriptorInformation};
