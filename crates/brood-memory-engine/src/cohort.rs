@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use brood_pages::{Lineage, Page, PageNumber};
 use brood_pages::cohort::Cohort;
 use brood_pages::pool::CohortId;
 use brood_pages::reference::DictionarySet;
+use brood_pages::{Lineage, Page, PageNumber};
 
 use crate::error::{Error, Result};
 use crate::template::TemplatePages;
@@ -71,12 +71,7 @@ pub struct SharedCohort {
 
 impl SharedCohort {
     pub(crate) fn new(id: CohortId) -> Self {
-        Self {
-            id,
-            cohort: Mutex::new(Cohort::new(id)),
-            dictionaries: RwLock::default(),
-            lineages: Mutex::default(),
-        }
+        Self { id, cohort: Mutex::new(Cohort::new(id)), dictionaries: RwLock::default(), lineages: Mutex::default() }
     }
 
     /// The cohort's number in the pool.
@@ -89,7 +84,8 @@ impl SharedCohort {
     pub fn kin(self: &Arc<Self>, name: LineageName, template: impl FnOnce() -> Option<TemplatePages>) -> Kin {
         let mut lineages = self.lineages.lock().unwrap_or_else(PoisonError::into_inner);
         let next = Lineage(u32::try_from(lineages.len()).unwrap_or(u32::MAX));
-        let pages = lineages.entry(name).or_insert_with(|| LineagePages { lineage: next, template: template() }).clone();
+        let pages =
+            lineages.entry(name).or_insert_with(|| LineagePages { lineage: next, template: template() }).clone();
         Kin { cohort: Arc::clone(self), pages }
     }
 

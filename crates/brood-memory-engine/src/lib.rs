@@ -4,6 +4,7 @@
 //! - [`engine`]: the pool, and what squeezed sandboxes share.
 //! - [`cohort`]: siblings, and who is who among them.
 //! - [`squeezed`]: the squeezed pages of one process.
+//! - [`SandboxMemory`]: one sandbox, squeezed and brought back.
 #![forbid(unsafe_code)]
 
 pub mod cohort;
@@ -11,10 +12,18 @@ pub mod engine;
 mod error;
 mod page_set;
 mod pool_memory;
+mod program;
+mod report;
+mod sandbox_memory;
+mod squeeze;
 pub mod squeezed;
+mod survey;
 mod template;
 
 pub use error::{Error, Result};
 pub use page_set::PageSet;
 pub use pool_memory::PoolMemory;
+pub use report::{RestoreReport, SqueezeReport};
+pub use sandbox_memory::{Machinery, SandboxMemory};
+pub use squeeze::pages_per_second;
 pub use template::TemplatePages;

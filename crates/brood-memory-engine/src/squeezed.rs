@@ -115,10 +115,6 @@ impl SqueezedPages {
             metadata_bytes: size_of::<Self>() + self.table.heap_bytes() + self.as_template.heap_bytes(),
         }
     }
-
-    pub(crate) fn table(&self) -> &PageTable {
-        &self.table
-    }
 }
 
 impl Drop for SqueezedPages {
@@ -204,7 +200,8 @@ mod tests {
         let kin = cohort.kin(LineageName::Program(1), || None);
         let first = squeeze(&engine, &kin, (100..140).map(|n| (n, page(n))));
         assert_eq!(first.usage().pooled_pages, 40);
-        let taken_over: Vec<_> = (120..130).map(|n| (PageNumber(n), first.kept(PageNumber(n)).unwrap().unwrap())).collect();
+        let taken_over: Vec<_> =
+            (120..130).map(|n| (PageNumber(n), first.kept(PageNumber(n)).unwrap().unwrap())).collect();
         let second = SqueezedPages::new(&engine, kin, &taken_over).unwrap();
         drop(first);
         assert_eq!((120..130).filter(|n| content(&second, *n) == Some(page(*n))).count(), 10);
@@ -242,9 +239,15 @@ mod tests {
         }
         let usage = engine.cohort_usage(CohortId(1));
         assert!(usage.frame_bytes < usage.entries * 16, "one word differs: {usage:?}");
-        assert_eq!(one.pages(PageNumber(0)..PageNumber(100)).collect::<Vec<_>>(), (0..32).map(PageNumber).collect::<Vec<_>>());
+        assert_eq!(
+            one.pages(PageNumber(0)..PageNumber(100)).collect::<Vec<_>>(),
+            (0..32).map(PageNumber).collect::<Vec<_>>()
+        );
         assert_eq!(one.pages(PageNumber(10)..PageNumber(12)).count(), 2);
-        assert_eq!(one.next_page(PageAddress::of(31 * 4096)..PageAddress::of(40 * 4096)), Some(PageAddress::of(31 * 4096)));
+        assert_eq!(
+            one.next_page(PageAddress::of(31 * 4096)..PageAddress::of(40 * 4096)),
+            Some(PageAddress::of(31 * 4096))
+        );
         assert_eq!(one.next_page(PageAddress::of(32 * 4096)..PageAddress::of(40 * 4096)), None);
     }
 

@@ -1,0 +1,112 @@
+//! Sandboxes of the poor: a shell as PID 1 with one program below it, and the machinery to squeeze them.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use brood_deltacr::Tree;
+use brood_kernel::fault_service::open_device;
+use brood_memory_engine::engine::{EngineSettings, MemoryEngine};
+use brood_memory_engine::{Machinery, SandboxMemory, SqueezeReport};
+use brood_pager::{Pager, Settings};
+use brood_pages::pool::CohortId;
+use rustix::process::Pid;
+
+/// Compiles the C program of this folder once; returns it.
+pub fn chains() -> PathBuf {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _guard = LOCK.lock().unwrap();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/squeeze/chains.c");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("squeeze-chains");
+    // Tests run in processes of their own: one compiles, the others wait.
+    let turn = std::fs::File::create(target.with_extension("lock")).unwrap();
+    rustix::fs::flock(&turn, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let newer = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    if newer(&target) <= newer(&source) {
+        let aside = target.with_extension(std::process::id().to_string());
+        let compiled =
+            Command::new("cc").args(["-O2", "-Wall", "-o"]).arg(&aside).arg(&source).arg("-lpthread").status().unwrap();
+        assert!(compiled.success(), "chains.c does not compile");
+        std::fs::rename(aside, &target).unwrap();
+    }
+    target
+}
+
+/// A machinery of a test's own.
+pub fn machinery() -> Machinery {
+    Machinery {
+        engine: MemoryEngine::new(EngineSettings { pool_bytes_max: 1 << 30, ..Default::default() }).unwrap(),
+        pager: Arc::new(Pager::new(Settings::default()).unwrap()),
+        device: Arc::new(open_device().unwrap()),
+    }
+}
+
+/// A shell with one program below it. All of it ends when this is dropped.
+pub struct Sandbox {
+    init: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    pub tree: Tree,
+    pub memory: SandboxMemory,
+}
+
+impl Sandbox {
+    pub fn start(machinery: &Machinery, cohort: u64, command: &[&str]) -> Self {
+        let mut init = Command::new("/bin/sh")
+            .args(["-c", "exec 3<&0; \"$@\" <&3 3<&- & exec <&- 3<&-; wait", "sh"])
+            .args(command)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (input, output) = (init.stdin.take().unwrap(), BufReader::new(init.stdout.take().unwrap()));
+        let tree = Tree::new(Pid::from_child(&init)).unwrap();
+        let cohort = machinery.engine.cohort(CohortId(cohort));
+        let memory = SandboxMemory::new(machinery.clone(), cohort, HashMap::new());
+        Self { init, input, output, tree, memory }
+    }
+
+    pub fn chains(machinery: &Machinery, pages: usize) -> Self {
+        let program = chains();
+        let mut sandbox = Self::start(machinery, 1, &[program.to_str().unwrap(), &pages.to_string()]);
+        assert_eq!(sandbox.line(), "ready");
+        sandbox
+    }
+
+    pub fn send(&mut self, line: &str) {
+        self.input.write_all(line.as_bytes()).unwrap();
+        self.input.write_all(b"\n").unwrap();
+    }
+
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn ask(&mut self, line: &str) -> String {
+        self.send(line);
+        self.line()
+    }
+
+    #[track_caller]
+    pub fn good(&mut self, line: &str) {
+        assert_eq!(self.ask(line), "ok", "{line}");
+    }
+
+    pub fn squeeze(&mut self) -> SqueezeReport {
+        self.memory.squeeze(&mut self.tree, &|| true).unwrap()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        for pid in self.tree.running().unwrap_or_default() {
+            let _gone = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        let _gone = self.init.kill();
+        let _status = self.init.wait();
+    }
+}

@@ -1,0 +1,5 @@
+//! Processes squeezed and woken: whatever they do, their memory is what it would have been.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod harness;
+mod semantics;
