@@ -1,16 +1,19 @@
 //! Giving up the memory of pages whose content is kept elsewhere.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use brood_kernel::fault_service::USERFAULTFD_IOC_NEW;
 use brood_kernel::injection::{Batch, CallIndex};
+use brood_kernel::ptrace;
 use brood_kernel::userfaultfd::{Features, Userfaultfd, Watch};
 use rustix::process::Pid;
 
 use crate::descriptors::table::duplicate;
 use crate::engine_area;
 use crate::error::{Error, Result, kernel};
+use crate::proc_files;
 use crate::puppet::Puppet;
 use crate::tree::{StoppedProcess, StoppedTree, Tree, list_descendants};
 
@@ -22,6 +25,9 @@ const FOLLOWED: Features = Features::EVENT_FORK
     .union(Features::POISON)
     .union(Features::WRITE_PROTECT_ASYNC)
     .union(Features::WRITE_PROTECT_UNPOPULATED);
+const PAGE_BYTES: u64 = 4096;
+/// Most pages of arguments and of environment that stay; more is not shown by any tool.
+const TEXT_PAGES_MAX: usize = 32;
 /// Bytes of a mapping that is made to see who notices.
 const PROBE_BYTES: u64 = 4096;
 /// Room that one call without data takes in a batch.
@@ -54,6 +60,28 @@ impl StoppedTree<'_> {
             let identity = ProcessIdentity { pid: process.pid, start_time: process.start_time };
             (identity, process.inside.0)
         })
+    }
+
+    /// Pages of a process that have to stay: those that its threads stand on (stack, code, thread area), which they touch
+    /// first when they go on, and arguments and environment, which `/proc` reads without waiting for anybody.
+    ///
+    /// # Errors
+    /// If there is no such process, or it can't be looked at.
+    pub fn essential_pages(&self, pid: Pid) -> Result<BTreeSet<u64>> {
+        let process = self.alive(pid)?;
+        let page = |address: u64| address & !(PAGE_BYTES - 1);
+        let mut pages = BTreeSet::new();
+        for thread in &process.threads {
+            let rseq =
+                ptrace::rseq_configuration(thread.tid).map_err(kernel(thread.tid, "read restartable sequences"))?;
+            let registers = &thread.registers;
+            pages.extend([registers.rsp, registers.rip, registers.fs_base, rseq.address].map(page));
+        }
+        let stat = proc_files::stat(pid, &mut Vec::new())?;
+        for (start, end) in [stat.arguments, stat.environment] {
+            pages.extend((page(start)..end).step_by(PAGE_BYTES as usize).take(TEXT_PAGES_MAX));
+        }
+        Ok(pages)
     }
 
     /// Gives up the memory of ranges of a process: their pages are absent afterwards. Returns those that the kernel

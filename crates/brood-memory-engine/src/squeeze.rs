@@ -170,8 +170,12 @@ impl SandboxMemory {
         for piece in encoded.iter_mut().filter(|piece| !piece.kept.is_empty()) {
             let Some(identity) = identities.iter().find(|identity| identity.pid == piece.pid) else { continue };
             let mappings = maps::read(piece.pid, &mut buffer).map_err(kernel(piece.pid, "list the mappings"))?;
-            let unchanged = unchanged(piece, &mappings)?;
+            let mut unchanged = unchanged(piece, &mappings)?;
             report.changed_pages += piece.kept.len() - unchanged.len();
+            // Not only for speed: the kernel itself writes to the thread area when the task that drops the pages goes on,
+            // and a page that is dropped but not owed yet would be zeros for it.
+            let essential = stopped.essential_pages(piece.pid)?;
+            unchanged.retain(|page| !essential.contains(&page.address()));
             if unchanged.is_empty() {
                 continue;
             }

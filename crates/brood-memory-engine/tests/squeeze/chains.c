@@ -37,7 +37,7 @@ static uint64_t content(uint64_t index, uint64_t version, int word) {
     switch (index % 6) {
     case 0: return seed & 0xff;
     case 1: return word == (int)(version % 500) + 2 ? version : mix(seed + word);
-    case 2: return mix(seed ^ version * 1000003 + word);
+    case 2: return mix(seed ^ (version * 1000003 + word));
     case 3: return word % 16 ? 0 : mix(seed + version + word) & 0xffff;
     case 4: return 0x7f0000000000ull + (mix(seed + word / 4) & 0xffff) * 16 + version % 3;
     default: return (mix(seed + word) % 26) * 0x0101010101010101ull + (uint64_t)(word == 99) * version;
@@ -91,7 +91,7 @@ static void *hammer(void *argument) {
         state = mix(state);
         size_t index = state % (count / THREADS) * THREADS + own;
         if (!check(index)) abort();
-        if (versions[index] != UNMAPPED && state >> 60 < 12) fill(index, versions[index] + 1);
+        if (versions[index] != UNMAPPED && state >> 59 < 1) fill(index, versions[index] + 1);
         rounds[own]++;
     }
     return NULL;

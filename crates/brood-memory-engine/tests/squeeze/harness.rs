@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use brood_deltacr::Tree;
 use brood_kernel::fault_service::open_device;
 use brood_memory_engine::engine::{EngineSettings, MemoryEngine};
-use brood_memory_engine::{Machinery, SandboxMemory, SqueezeReport};
+use brood_memory_engine::{Machinery, RestoreReport, SandboxMemory, SqueezeReport};
 use brood_pager::{Pager, Settings};
 use brood_pages::pool::CohortId;
 use rustix::process::Pid;
@@ -98,6 +98,10 @@ impl Sandbox {
 
     pub fn squeeze(&mut self) -> SqueezeReport {
         self.memory.squeeze(&mut self.tree, &|| true).unwrap()
+    }
+
+    pub fn restore(&mut self) -> RestoreReport {
+        self.memory.restore()
     }
 }
 

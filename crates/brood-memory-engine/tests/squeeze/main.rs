@@ -2,4 +2,6 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 mod harness;
+mod races;
+mod real_programs;
 mod semantics;
