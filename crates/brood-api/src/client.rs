@@ -137,6 +137,16 @@ impl Client {
         self.post(&format!("/sandboxes/{}/checkpoints", encode(id)), request).await
     }
 
+    /// Freezes a sandbox and frees what it used.
+    pub async fn pause(&self, id: &str) -> Result<SandboxInfo, ApiError> {
+        self.post(&format!("/sandboxes/{}/pause", encode(id)), &()).await
+    }
+
+    /// Brings a paused sandbox back.
+    pub async fn resume(&self, id: &str) -> Result<SandboxInfo, ApiError> {
+        self.post(&format!("/sandboxes/{}/resume", encode(id)), &()).await
+    }
+
     /// Puts a sandbox back to a checkpoint, which is returned.
     pub async fn rollback(&self, id: &str, checkpoint: &str) -> Result<CheckpointInfo, ApiError> {
         let body = Rollback { checkpoint: checkpoint.to_owned() };

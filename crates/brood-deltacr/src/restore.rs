@@ -144,9 +144,14 @@ impl<'a> Supplies<'a> {
     /// Gives terminals that processes have their former settings.
     pub(crate) fn reset_terminals(&self, current: &OpenDescriptors) -> Result<()> {
         for (identity, state) in &self.image.open_files.terminals {
-            let holder = current.iter().find(|(_, file)| {
-                matches!(&file.kind, OpenFileKind::External(external) if external.endpoint.identity == *identity)
+            // By name: in a fork it is another terminal than the captured one.
+            let captured = self.image.open_files.files.iter().find_map(|file| match &file.kind {
+                OpenFileKind::External(external) if external.endpoint.identity == *identity => Some(external.key),
+                _ => None,
             });
+            let holder = current.iter().find(
+                |(_, file)| matches!(&file.kind, OpenFileKind::External(external) if Some(external.key) == captured),
+            );
             if let Some(((pid, number), _)) = holder {
                 let terminal = duplicate(*pid, *number).and_then(|terminal| state.apply(terminal.as_fd()));
                 terminal.map_err(kernel(*pid, "reset a terminal"))?;

@@ -14,7 +14,7 @@ use crate::store::Store;
 
 /// Raised when what the layers contain changes, so that an old store gets new
 /// ones.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Group `tty` of every Linux distribution.
 const TTY_GROUP: u32 = 5;
@@ -44,8 +44,25 @@ const MOUNT_POINTS: &[(&str, u32)] =
 
 /// Directories of the layer below the image: path, mode. Where the image has
 /// something of that name, the image's counts.
-const SKELETON: &[(&str, u32)] =
-    &[("etc", 0o755), ("root", 0o700), ("run", 0o755), ("tmp", 0o1777), ("var", 0o755), ("var/tmp", 0o1777)];
+const SKELETON: &[(&str, u32)] = &[
+    ("etc", 0o755),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("usr/lib", 0o755),
+    ("usr/lib/brood", 0o755),
+    ("usr/lib/brood/python", 0o755),
+    ("var", 0o755),
+    ("var/tmp", 0o1777),
+];
+
+/// Files of the layer below the image: path, content. Programs inside find them where their
+/// environment points there.
+const FILES: &[(&str, &str)] = &[
+    ("usr/lib/brood/python/brood_reseed.py", include_str!("system_layer/brood_reseed.py")),
+    ("usr/lib/brood/python/sitecustomize.py", include_str!("system_layer/sitecustomize.py")),
+];
 
 /// The two layers that enclose those of an image.
 #[derive(Clone, Debug)]
@@ -54,7 +71,7 @@ pub struct SystemLayers {
     /// is hidden), and the mount points `/proc` and `/sys`, which thus are
     /// real directories whatever the image says.
     pub above: Layer,
-    /// Below the image: the directories that a root needs, empty.
+    /// Below the image: the directories that a root needs, empty but for a few files of ours.
     pub below: Layer,
 }
 
@@ -108,7 +125,13 @@ fn fill_above(root: &Path, base: u32) -> Result<()> {
 }
 
 fn fill_below(root: &Path, base: u32) -> Result<()> {
-    make_directories(root, base, SKELETON)
+    make_directories(root, base, SKELETON)?;
+    for &(name, content) in FILES {
+        let path = root.join(name);
+        fs::write(&path, content).named("write", &path)?;
+        own(&path, base, base, 0o644)?;
+    }
+    Ok(())
 }
 
 fn make_directories(root: &Path, base: u32, directories: &[(&str, u32)]) -> Result<()> {

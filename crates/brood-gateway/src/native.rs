@@ -120,6 +120,8 @@ pub fn router(state: NativeState) -> Router {
         .route("/sandboxes/{id}/timeout", put(sandboxes::set_timeout))
         .route("/sandboxes/{id}/network", put(sandboxes::set_network))
         .route("/sandboxes/{id}/checkpoints", post(checkpoints::take))
+        .route("/sandboxes/{id}/pause", post(sandboxes::pause))
+        .route("/sandboxes/{id}/resume", post(sandboxes::resume))
         .route("/sandboxes/{id}/rollback", post(checkpoints::rollback))
         .route("/forks", post(checkpoints::fork))
         .route("/checkpoints", get(checkpoints::list))

@@ -31,7 +31,7 @@ pub(crate) const FAILURE_OUTPUT_BYTES: usize = 2000;
 /// Tasks of a build step: compilers and package managers start many.
 pub(crate) const BUILD_PIDS: u32 = 8192;
 /// Files that every sandbox gets written anew; what a step left of them is not part of its layer.
-const IDENTITY_FILES: [&str; 3] = ["etc/hosts", "etc/hostname", "etc/resolv.conf"];
+const IDENTITY_FILES: [&str; 4] = ["etc/hosts", "etc/hostname", "etc/resolv.conf", storage::SEED_FILE];
 /// Settings of package managers that the host's own proxies need, handed to `RUN` steps as Docker
 /// hands its predefined build arguments.
 const PROXY_VARIABLES: [&str; 8] =

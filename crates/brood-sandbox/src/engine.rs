@@ -20,6 +20,7 @@ use crate::janitor::Janitor;
 use crate::limits;
 use crate::model::{CreateRequest, Event, EventObject, HistoryEntry, TemplateInfo};
 use crate::network::{SandboxNetwork, resolver};
+use crate::pause::PausedSandboxes;
 use crate::reactor::Reactor;
 use crate::sandbox::{Parts, Sandbox};
 use crate::shared_stack::SharedStack;
@@ -127,6 +128,7 @@ pub struct Engine {
     pub(crate) system: SystemLayers,
     templates: Mutex<HashMap<TemplateName, Arc<Template>>>,
     pub(crate) building: Mutex<HashMap<TemplateName, ()>>,
+    pub(crate) paused: PausedSandboxes,
     cgroups: CgroupRoot,
     isolation: Isolation,
     stopped: AtomicBool,
@@ -178,6 +180,7 @@ impl Engine {
             system,
             templates: Mutex::default(),
             building: Mutex::default(),
+            paused: PausedSandboxes::default(),
             cgroups,
             isolation,
             stopped: AtomicBool::new(false),
@@ -237,7 +240,8 @@ impl Engine {
     }
 
     fn sandboxes_of(&self, name: &TemplateName) -> usize {
-        self.sandboxes().iter().filter(|sandbox| sandbox.template.info.name == *name).count()
+        let live = self.sandboxes().iter().filter(|sandbox| sandbox.template.info.name == *name).count();
+        live + self.paused.count_of(name)
     }
 
     /// One template.
@@ -314,7 +318,7 @@ impl Engine {
         let template = self.find_template(&request.template)?;
         check(&request)?;
         match self.warm_state(&template, &Quiet)? {
-            Some(state) => self.create_from(request, template, &state),
+            Some(state) => self.create_from(SandboxId::random(), request, template, &state),
             None => self.create_cold(request, template),
         }
     }
@@ -322,17 +326,18 @@ impl Engine {
     /// Makes a sandbox of a template's files alone.
     pub(crate) fn create_cold(&self, request: CreateRequest, template: Arc<Template>) -> Result<Arc<Sandbox>> {
         let lineage = SharedStack::new(&self.core.store, template.stack.clone());
-        self.create_on(request, template, lineage)
+        self.create_on(SandboxId::random(), request, template, lineage)
     }
 
     /// Makes a sandbox of a frozen state, whose processes go on.
-    fn create_from(
+    pub(crate) fn create_from(
         &self,
+        id: SandboxId,
         request: CreateRequest,
         template: Arc<Template>,
         state: &FrozenState,
     ) -> Result<Arc<Sandbox>> {
-        let sandbox = self.create_on(request, template, Arc::clone(&state.stack))?;
+        let sandbox = self.create_on(id, request, template, Arc::clone(&state.stack))?;
         if let Err(error) = sandbox.restore(state) {
             // It may have ended by itself meanwhile.
             let _unused = sandbox.kill();
@@ -343,11 +348,11 @@ impl Engine {
 
     fn create_on(
         &self,
+        id: SandboxId,
         request: CreateRequest,
         template: Arc<Template>,
         lineage: Arc<SharedStack>,
     ) -> Result<Arc<Sandbox>> {
-        let id = SandboxId::random();
         let host_name = id.as_str()[..12].to_owned();
         let access = self.core.network.access(&request.network)?;
         let disk = storage::make(&self.core.store, lineage, request.limits.disk_bytes)?;
@@ -394,7 +399,8 @@ impl Engine {
     pub fn fork(&self, checkpoint: &str) -> Result<Arc<Sandbox>> {
         let checkpoint = self.core.checkpoints.find(checkpoint)?;
         let request = checkpoint.request.clone();
-        let sandbox = self.create_from(request, Arc::clone(&checkpoint.template), &checkpoint.state)?;
+        let (id, template) = (SandboxId::random(), Arc::clone(&checkpoint.template));
+        let sandbox = self.create_from(id, request, template, &checkpoint.state)?;
         self.core.checkpoints.move_to(&checkpoint, &sandbox.at);
         Ok(sandbox)
     }
@@ -469,12 +475,12 @@ impl Engine {
         sandboxes
     }
 
-    /// Ends a sandbox; returns when nothing of it is left.
+    /// Ends a sandbox, or gives a paused one up; returns when nothing of it is left.
     ///
     /// # Errors
     /// `NotFound`, also when somebody else is killing it.
     pub fn kill(&self, id: &SandboxId) -> Result<()> {
-        self.sandbox(id)?.kill()
+        if self.discard_paused(id) { Ok(()) } else { self.sandbox(id)?.kill() }
     }
 
     /// What happened and happens.
@@ -498,6 +504,7 @@ impl Engine {
             }
         });
         drop(self.core.checkpoints.clear());
+        self.paused.clear();
         self.core.squasher.stop();
         self.template_table().values_mut().for_each(|template| {
             // What only memory holds ends with the engine.

@@ -26,6 +26,7 @@ pub mod limits;
 pub mod model;
 mod network;
 pub mod output;
+mod pause;
 pub mod process;
 mod reactor;
 pub mod sandbox;

@@ -83,6 +83,8 @@ pub enum SandboxState {
     Creating,
     /// Tool calls are accepted.
     Running,
+    /// It is frozen and has no processes; `resume` brings it back.
+    Paused,
     /// It is being taken down.
     Killing,
     /// It is gone.
@@ -369,7 +371,7 @@ pub struct Event {
     pub object: EventObject,
     /// Which one.
     pub id: String,
-    /// What happened: `create`, `kill`, `die`, `exec_start`, `exec_die`, `build`, `remove`.
+    /// What happened: `create`, `pause`, `resume`, `die`, `exec_start`, `exec_die`, `build`, `remove`.
     pub action: String,
     /// More, by name.
     pub attributes: BTreeMap<String, String>,

@@ -18,6 +18,11 @@ use crate::shared_stack::SharedStack;
 /// Blocks that `stat` counts in, whatever the file system's own are.
 const STAT_BLOCK_BYTES: u64 = 512;
 
+/// Where a sandbox finds random bytes that no other has, as hexadecimal digits.
+pub(crate) const SEED_FILE: &str = "run/brood/seed";
+/// Bytes of them: as many as the kernel seeds its own generator with.
+const SEED_BYTES: usize = 32;
+
 /// The engine's view of a failure of the store.
 pub(crate) fn store_error(error: StoreError) -> EngineError {
     let kind = match &error {
@@ -107,7 +112,26 @@ pub(crate) fn write_identity(disk: &Disk, host_name: &str, resolver: &str, id_ba
     for (path, text) in [("etc/hosts", &*hosts), ("etc/hostname", &*hostname), ("etc/resolv.conf", resolver)] {
         write_file(&root, path, text, id_base)?;
     }
-    Ok(())
+    write_seed(&root, id_base)
+}
+
+/// Writes what tells a sandbox from all others, its siblings included: a fork finds another seed
+/// than the state that it was made from had.
+fn write_seed(root: &Root, id_base: u32) -> Result<()> {
+    let failed = |error| EngineError::caused_by(ErrorKind::Internal, format!("cannot make /{SEED_FILE} inside"), error);
+    let directory = Path::new(SEED_FILE).parent().unwrap_or(Path::new("run"));
+    if root.open_directory(directory).is_err() {
+        root.make_directories(directory, Mode::from_raw_mode(0o755)).map_err(failed)?;
+        let made = root.open_directory(directory).map_err(failed)?;
+        rustix::fs::fchown(&made, Some(Uid::from_raw(id_base)), Some(Gid::from_raw(id_base)))
+            .map_err(|error| EngineError::system("cannot change an owner inside", error))?;
+    }
+    let mut seed = [0; SEED_BYTES];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    rustix::rand::getrandom(&mut seed, flags)
+        .map_err(|error| EngineError::system("the kernel gives no random bytes", error))?;
+    let text: String = seed.iter().map(|byte| format!("{byte:02x}")).chain(["\n".to_owned()]).collect();
+    write_file(root, SEED_FILE, &text, id_base)
 }
 
 /// Writes the name server's address.

@@ -14,10 +14,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use brood_deltacr::descriptors::OpenFileKind;
-use brood_deltacr::{ProcessTreeImage, RestoreTarget, RestoredTree, RollbackRequest, SandboxRoot, StoppedTree, Tree};
+use brood_deltacr::{
+    ProcessImage, ProcessTreeImage, RestoreTarget, RestoredTree, RollbackRequest, SandboxRoot, SignalAction,
+    StoppedTree, Tree,
+};
 use brood_deltafs::{Frozen, LayerStack, OverlayMount, Upper};
 use brood_init_protocol::Kind;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 use crate::cgroup::CallCgroup;
 use crate::checkpoint::{Checkpoint, CheckpointInfo, FrozenState, ProcessRecord};
@@ -37,6 +40,12 @@ const CARRIED: [&str; 3] = ["/proc", "/sys", "/dev/pts"];
 /// Layers above the template's at which a checkpoint waits for the squasher: half of what is
 /// mounted at most, and more than it ever falls behind when anything happens between checkpoints.
 const DEPTH_FORCED: usize = 64;
+
+/// Tells a process that it is in a fork: ignored by all that do not ask for it, and known to be sent
+/// without reason sometimes.
+const FORK_SIGNAL: Signal = Signal::URG;
+/// The handler `SIG_IGN` (signal(7)); the one below it is the default.
+const HANDLER_IGNORE: u64 = 1;
 
 /// What the engine keeps for captures and restores, started when first needed.
 #[derive(Debug)]
@@ -119,6 +128,13 @@ impl Sandbox {
         let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
         self.ensure_running()?;
         self.freeze(true).map(|(state, _)| state)
+    }
+
+    /// Freezes the sandbox, and does something with the state before any call can begin.
+    pub(crate) fn freeze_and<T>(self: &Arc<Self>, then: impl FnOnce(&Arc<FrozenState>) -> Result<T>) -> Result<T> {
+        let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
+        self.ensure_running()?;
+        then(&self.freeze(true)?.0)
     }
 
     /// Freezes the sandbox and lets it go on from the frozen state. `turn` is held.
@@ -297,6 +313,7 @@ impl Sandbox {
         let restored = image.restore(&capturing.seed, &target, &endpoints).map_err(capture_error)?;
         drop(endpoints);
         self.register(&state.records, streams, &restored, &groups)?;
+        tell_of_the_fork(image, &restored);
         let tree = restored.run().map_err(capture_error)?;
         let mut history = self.history()?;
         *history = History { tree };
@@ -414,6 +431,23 @@ impl Sandbox {
             }
         });
     }
+}
+
+/// Sends the signal that asks for fresh seeds to the processes that wait for it. They are stopped
+/// still, and find it before they do anything else.
+fn tell_of_the_fork(image: &ProcessTreeImage, restored: &RestoredTree) {
+    let pids = restored.pids();
+    for process in image.processes.iter().filter(|process| catches(process, FORK_SIGNAL)) {
+        let found = pids.iter().find(|(inside, _)| *inside == process.pid);
+        // One that is gone needs no seed.
+        let _unused = found.map(|(_, pid)| rustix::process::kill_process(*pid, FORK_SIGNAL));
+    }
+}
+
+/// Whether a process has a handler for a signal.
+fn catches(process: &ProcessImage, signal: Signal) -> bool {
+    let is_meant = |action: &SignalAction| action.signal == signal.as_raw() && action.handler > HANDLER_IGNORE;
+    process.attributes.actions.iter().any(is_meant)
 }
 
 /// Files that some process has open for writing, by their paths inside.

@@ -114,6 +114,20 @@ pub enum Command {
         /// The checkpoint: its id, a beginning of it, or its name
         checkpoint: String,
     },
+    /// Freeze sandboxes and free what they use, until they are resumed
+    #[command(after_help = "Example:\n  brood pause ID\n\nCalls in flight end for their clients.")]
+    Pause {
+        /// Ids, or unique beginnings of them
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
+    /// Let paused sandboxes go on from where they were
+    #[command(after_help = "Example:\n  brood resume ID")]
+    Resume {
+        /// Ids, or unique beginnings of them
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+    },
     /// Make sandboxes that go on from a state, independently, and print their ids
     #[command(after_help = "Examples:\n  brood fork before -n 16\n  brood fork ID")]
     Fork(ForkArguments),

@@ -26,7 +26,8 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use arguments::{Cli, Command};
 use commands::{
-    Context, attach, bench, checkpoint, copy, create, exec, follow, host, key, kill, list, network, template, tree,
+    Context, attach, bench, checkpoint, copy, create, exec, follow, host, key, kill, list, network, pause, template,
+    tree,
 };
 use failure::Outcome;
 use settings::Settings;
@@ -108,6 +109,8 @@ async fn talk(context: &Context, command: Command, matches: &ArgMatches) -> Outc
         Command::Cp(arguments) => copy::run(context, arguments).await,
         Command::Attach(arguments) => attach::run(context, arguments).await,
         Command::Checkpoint(arguments) => checkpoint::checkpoint(context, arguments).await,
+        Command::Pause { ids } => pause::pause(context, &ids).await,
+        Command::Resume { ids } => pause::resume(context, &ids).await,
         Command::Rollback { id, checkpoint } => checkpoint::rollback(context, &id, &checkpoint).await,
         Command::Fork(arguments) => checkpoint::fork(context, arguments).await,
         Command::Diff(arguments) => checkpoint::diff(context, &arguments).await,

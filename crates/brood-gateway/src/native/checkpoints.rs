@@ -64,7 +64,7 @@ pub(super) async fn take(
 }
 
 /// The host may lack nothing: then it is a process that must go.
-fn refused(mut failure: Failure) -> Failure {
+pub(super) fn refused(mut failure: Failure) -> Failure {
     if failure.0.code == ErrorCode::Unsupported {
         failure.0.remedy = Some(REFUSED_REMEDY.to_owned());
     }

@@ -13,10 +13,11 @@ use brood_sandbox::engine::Engine;
 use brood_sandbox::error::EngineError;
 use brood_sandbox::ids::{SANDBOX_ID_LENGTH, SandboxId};
 use brood_sandbox::limits::CREATE_COUNT_MAX;
-use brood_sandbox::model::{NetworkRequest, SandboxInfo, SandboxStats};
+use brood_sandbox::model::{NetworkRequest, SandboxInfo, SandboxState, SandboxStats};
 use brood_sandbox::sandbox::Sandbox;
 
 use super::NativeState;
+use super::checkpoints::refused;
 use super::failure::{Failure, Input, blocking};
 
 /// Threads that one request creates sandboxes with, for each processor: they wait as much as they work.
@@ -44,7 +45,8 @@ pub(super) fn find(engine: &Engine, text: &str) -> Result<Arc<Sandbox>, Failure>
 }
 
 pub(super) async fn list(State(state): State<NativeState>) -> Json<Vec<SandboxInfo>> {
-    Json(state.engine().sandboxes().iter().map(|sandbox| sandbox.info()).collect())
+    let live = state.engine().sandboxes();
+    Json(live.iter().map(|sandbox| sandbox.info()).chain(state.engine().paused()).collect())
 }
 
 pub(super) async fn create(
@@ -116,15 +118,49 @@ pub(super) async fn inspect(
     State(state): State<NativeState>,
     Path(id): Path<String>,
 ) -> Result<Json<SandboxInfo>, Failure> {
-    Ok(Json(find(state.engine(), &id)?.info()))
+    match find_paused(state.engine(), &id) {
+        Some(info) => Ok(Json(info)),
+        None => Ok(Json(find(state.engine(), &id)?.info())),
+    }
+}
+
+/// The only paused sandbox whose id begins so.
+fn find_paused(engine: &Engine, text: &str) -> Option<SandboxInfo> {
+    let mut matching = engine.paused();
+    matching.retain(|info| info.id.as_str().starts_with(text));
+    matching.pop().filter(|_| matching.is_empty() && !text.is_empty())
+}
+
+pub(super) async fn pause(
+    State(state): State<NativeState>,
+    Path(id): Path<String>,
+) -> Result<Json<SandboxInfo>, Failure> {
+    let id = find(state.engine(), &id)?.id().clone();
+    let engine = Arc::clone(state.engine());
+    blocking(move || engine.pause(&id)).await.map(Json).map_err(refused)
+}
+
+pub(super) async fn resume(
+    State(state): State<NativeState>,
+    Path(id): Path<String>,
+) -> Result<Json<SandboxInfo>, Failure> {
+    let id = find_paused(state.engine(), &id).map_or_else(|| id.parse::<SandboxId>(), |info| Ok(info.id))?;
+    let engine = Arc::clone(state.engine());
+    let sandbox = blocking(move || engine.resume(&id)).await?;
+    Ok(Json(sandbox.info()))
 }
 
 pub(super) async fn kill(
     State(state): State<NativeState>,
     Path(id): Path<String>,
 ) -> Result<Json<SandboxInfo>, Failure> {
-    let sandbox = find(state.engine(), &id)?;
     let engine = Arc::clone(state.engine());
+    if let Some(info) = find_paused(&engine, &id) {
+        let id = info.id.clone();
+        blocking(move || engine.kill(&id)).await?;
+        return Ok(Json(SandboxInfo { state: SandboxState::Dead, ..info }));
+    }
+    let sandbox = find(&engine, &id)?;
     let victim = Arc::clone(&sandbox);
     blocking(move || engine.kill(victim.id())).await?;
     Ok(Json(sandbox.info()))

@@ -110,6 +110,10 @@ fn forks_carry_on_independently() {
         assert_eq!(session.ask("(len(x), x[-1])"), format!("(1001, {number})"));
         assert_eq!(out(&fork, "cat /file"), format!("base\n{number}"));
         assert_ne!(out(&fork, "hostname"), out(&sandbox, "hostname"));
+        // It can be put back to where it came from.
+        fork.rollback(checkpoint.id.as_str()).unwrap_or_else(|error| panic!("{}", error.chain()));
+        assert_eq!(session.ask("(len(x), x[-1])"), "(1000, 999)");
+        assert_eq!(out(&fork, "cat /file"), "base");
         // A fork can be frozen and forked in its turn.
         let second = fork.checkpoint(None, true).unwrap_or_else(|error| panic!("{}", error.chain()));
         assert_eq!(second.parent.as_ref(), Some(&checkpoint.id));

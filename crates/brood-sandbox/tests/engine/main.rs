@@ -11,6 +11,7 @@ mod calls;
 mod checkpoints;
 mod depth;
 mod fixture;
+mod forks;
 mod lifecycle;
 mod network;
 mod warm;

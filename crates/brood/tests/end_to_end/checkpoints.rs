@@ -291,3 +291,21 @@ fn the_network_is_shown_and_wrong_rules_change_nothing() {
     brood(&["network", &sandbox.id]).succeeded().printed("none\n");
     brood_with(&["exec", &sandbox.id, "-i", "--", "cat"], b"still there").succeeded().printed("still there");
 }
+
+#[test]
+fn a_paused_sandbox_is_listed_and_comes_back() {
+    let sandbox = Sandbox::new();
+    let mut session = Session::start(&sandbox);
+    session.ask("x = 41");
+    assert_eq!(brood(&["pause", &sandbox.id]).succeeded().stdout.trim(), sandbox.id);
+    let listed = brood(&["ps", "--json"]).succeeded().json();
+    let found = listed.as_array().unwrap().iter().find(|entry| entry["id"] == *sandbox.id).unwrap();
+    assert_eq!(found["state"], "paused");
+    brood(&["exec", &sandbox.id, "--", "true"]).ended(125);
+    brood(&["resume", &sandbox.id[..8]]).succeeded();
+    brood(&["resume", &sandbox.id]).ended(1);
+    assert_eq!(Session::attach(&sandbox.id).ask("x + 1"), "42");
+    brood(&["pause", &sandbox.id]).succeeded();
+    brood(&["kill", &sandbox.id]).succeeded();
+    brood(&["inspect", &sandbox.id]).ended(1);
+}
