@@ -10,6 +10,7 @@
 //! Field names and status codes follow the clients; `docs/e2b.md` tells which calls are there.
 
 mod auth;
+mod connect;
 mod control;
 mod dispatch;
 mod envd;
@@ -65,6 +66,7 @@ struct Shared {
     tokens: tokens::Tokens,
     idempotency: control::Idempotency,
     samples: control::Samples,
+    watchers: envd::Watchers,
     /// Turns true when the daemon ends and streams that would go on must end.
     ended: watch::Sender<bool>,
 }
@@ -87,6 +89,7 @@ impl E2bState {
             tokens,
             idempotency: control::Idempotency::default(),
             samples: control::Samples::default(),
+            watchers: envd::Watchers::default(),
             ended: watch::Sender::new(false),
         })))
     }
@@ -125,6 +128,10 @@ impl E2bState {
         &self.0.samples
     }
 
+    fn watchers(&self) -> &envd::Watchers {
+        &self.0.watchers
+    }
+
     /// Sets when a sandbox ends, from now.
     fn set_end(&self, sandbox: &Arc<Sandbox>, timeout: Duration) -> Result<(), failure::Failure> {
         sandbox.set_timeout(Some(timeout))?;
@@ -150,6 +157,7 @@ impl E2bState {
                 let lives = |id: &str| id.parse().is_ok_and(|id| self.engine().sandbox(&id).is_ok());
                 self.records().retain(lives);
                 self.samples().retain(lives);
+                self.watchers().retain(lives);
             }
         }
     }

@@ -4,6 +4,8 @@
 //! its links are laid, and what lies on another file system (`/proc`, `/sys`, `/dev/pts`) is
 //! refused. Nothing here waits for a hostile fifo or device.
 
+mod access;
+
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::fs::File;

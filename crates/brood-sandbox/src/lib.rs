@@ -37,5 +37,5 @@ mod spawn;
 mod storage;
 mod template;
 mod transaction;
-mod users;
+pub mod users;
 mod warm;

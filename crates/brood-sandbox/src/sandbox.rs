@@ -32,7 +32,9 @@ use crate::files::Files;
 use crate::ids::{CheckpointId, SandboxId};
 use crate::isolation::{self, Init};
 use crate::limits;
-use crate::model::{CreateRequest, EventObject, ExitReason, LogRecord, SandboxInfo, SandboxState, SandboxStats};
+use crate::model::{
+    CreateRequest, EventObject, ExitReason, LogRecord, SandboxInfo, SandboxState, SandboxStats, TemplateInfo,
+};
 use crate::process::{KillCause, ProcessEnd, lock};
 use crate::reactor::{TimerId, Token};
 use crate::shared_stack::SharedStack;
@@ -143,6 +145,11 @@ impl Sandbox {
     /// Its id.
     pub fn id(&self) -> &SandboxId {
         &self.id
+    }
+
+    /// The template that it came from.
+    pub fn template(&self) -> &TemplateInfo {
+        &self.template.info
     }
 
     pub(crate) fn created_ms(&self) -> u64 {

@@ -2,6 +2,7 @@
 //!
 //! Both files are written by whoever runs inside, so they are data with bounds, never trusted.
 
+use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -36,10 +37,42 @@ pub struct Identity {
 ///
 /// # Errors
 /// `Invalid` when there is no such user or group, with the name in the message.
-pub fn look_up(root: &Root, text: &str) -> Result<Identity> {
+pub(crate) fn look_up(root: &Root, text: &str) -> Result<Identity> {
     let passwd = read(root, "etc/passwd");
     let group = read(root, "etc/group");
     resolve(text, &passwd, &group)
+}
+
+/// Names by number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Names {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Names {
+    /// The name of a user, or the number as text.
+    pub fn user(&self, uid: u32) -> String {
+        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    }
+
+    /// The name of a group, or the number as text.
+    pub fn group(&self, gid: u32) -> String {
+        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
+    }
+}
+
+/// All names in the root; the first of a number counts.
+pub(crate) fn names(root: &Root) -> Names {
+    let (passwd, group) = (read(root, "etc/passwd"), read(root, "etc/group"));
+    let mut names = Names::default();
+    for user in users(&passwd) {
+        names.users.entry(user.uid).or_insert_with(|| user.name.to_owned());
+    }
+    for (name, gid, _) in groups(&group) {
+        names.groups.entry(gid).or_insert_with(|| name.to_owned());
+    }
+    names
 }
 
 fn resolve(text: &str, passwd: &str, group: &str) -> Result<Identity> {

@@ -20,7 +20,7 @@ use super::failure::Failure;
 use super::{E2bState, auth};
 
 pub(super) use idempotency::Idempotency;
-pub(super) use observe::Samples;
+pub(super) use observe::{Samples, sample};
 
 /// Longest JSON body: definitions of templates with many steps fit many times.
 const JSON_BODY_BYTES_MAX: usize = 4 << 20;

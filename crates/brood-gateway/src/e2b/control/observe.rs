@@ -27,7 +27,7 @@ const LOG_LINES: usize = 1000;
 /// What a sandbox used at one moment.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Sample {
+pub(in crate::e2b) struct Sample {
     timestamp: String,
     timestamp_unix: u64,
     cpu_count: u32,
@@ -41,6 +41,24 @@ pub(super) struct Sample {
     time_ms: u64,
     #[serde(skip)]
     cpu_us: u64,
+}
+
+impl Sample {
+    /// In the form that envd has for it.
+    pub(in crate::e2b) fn as_envd(&self) -> Value {
+        json!({
+            "ts": self.timestamp_unix,
+            "cpu_count": self.cpu_count,
+            "cpu_used_pct": self.cpu_used_pct,
+            "mem_total": self.mem_total,
+            "mem_used": self.mem_used,
+            "mem_cache": self.mem_cache,
+            "mem_total_mib": self.mem_total >> 20,
+            "mem_used_mib": self.mem_used >> 20,
+            "disk_used": self.disk_used,
+            "disk_total": self.disk_total,
+        })
+    }
 }
 
 /// The samples of all sandboxes. One is taken whenever somebody asks.
