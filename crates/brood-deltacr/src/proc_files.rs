@@ -267,6 +267,8 @@ fn parse_descriptor(text: &str) -> Option<DescriptorInformation> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::BufRead as _;
+
     use super::*;
 
     #[test]
@@ -275,14 +277,30 @@ mod tests {
         let me = rustix::process::getpid();
         let status = status(me, me, &mut buffer).unwrap();
         assert_eq!(status.inside.0, me.as_raw_nonzero().get());
-        // The session's leader may be outside this process-id namespace (a build server's), and is 0 then.
-        let session = rustix::process::getsid(None).map_or(0, |leader| leader.as_raw_nonzero().get());
         assert!(status.threads >= 1);
-        assert_eq!(status.session, session);
         let stat = stat(me, &mut buffer).unwrap();
         assert!(stat.start_time > 0 && stat.code.0 < stat.code.1 && stat.environment.0 <= stat.environment.1);
         let information = descriptor_information(me, 0, &mut buffer).unwrap();
         assert!(information.value("mnt_id").is_some());
+    }
+
+    #[test]
+    fn a_session_is_told_by_its_leader() {
+        // This process's own session may lie outside of its process-id namespace, and is 0 then.
+        let mut command = std::process::Command::new("setsid");
+        let mut child = command
+            .args(["sh", "-c", "echo ready; cat"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = Pid::from_child(&child);
+        let status = status(pid, pid, &mut Vec::new()).unwrap();
+        assert_eq!((status.session, status.group), (pid.as_raw_nonzero().get(), pid.as_raw_nonzero().get()));
+        drop(child.stdin.take());
+        child.wait().unwrap();
     }
 
     #[test]
