@@ -82,8 +82,9 @@ fn a_shell_on_a_terminal_works_and_restores_it() {
     // The resize travels beside the input, so it is asked for until it is there.
     screen.type_in("while [ \"$(stty size)\" != '33 77' ]; do :; done; echo re''sized\r");
     screen.wait_for("resized");
-    screen.type_in("sleep 1000\r");
-    screen.wait_for("sleep 1000");
+    // The interrupt must not overtake the shell, which hands the terminal over only after its fork.
+    screen.type_in("sh -c 'echo run\"\"ning; sleep 1000'\r");
+    screen.wait_for("running");
     screen.type_in("\x03");
     screen.type_in("echo inter''rupted\r");
     screen.wait_for("interrupted");
