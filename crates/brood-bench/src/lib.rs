@@ -8,6 +8,7 @@
 //! taken is absent with its reason, never guessed.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod environment;
 pub mod figures;
 pub mod host;

@@ -3,7 +3,7 @@
 mod idle;
 mod latency;
 mod ratio;
-mod template;
+pub(crate) mod template;
 
 use std::path::{Path, PathBuf};
 
@@ -82,7 +82,7 @@ pub async fn run(client: &Client, options: &Options, say: &(dyn Fn(&str) + Sync)
     }
     let environment = Environment::here(&options.state_directory);
     let mut run = Run { client, options, say, report: Report::default() };
-    template::prepare(&run).await?;
+    template::prepare(client, say).await?;
     let measured = run.measure().await;
     run.kill_all().await;
     measured?;
@@ -168,11 +168,11 @@ impl Run<'_> {
 }
 
 /// A sandbox as it is made when nothing but the template is said.
-fn create_request(template: &str) -> anyhow::Result<CreateRequest> {
+pub(crate) fn create_request(template: &str) -> anyhow::Result<CreateRequest> {
     Ok(serde_json::from_value(serde_json::json!({ "template": template }))?)
 }
 
-fn command(arguments: &[&str]) -> ProcessRequest {
+pub(crate) fn command(arguments: &[&str]) -> ProcessRequest {
     ProcessRequest {
         arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
         environment: std::collections::BTreeMap::new(),

@@ -108,6 +108,19 @@ impl Core {
         });
     }
 
+    /// Allocates memory for the next capture in the background: the kernel takes several times
+    /// longer to allocate a page than to copy one. As much as the last one took is a good guess.
+    pub(crate) fn prepare_pages_soon(self: &Arc<Self>, last: usize) {
+        let core = Arc::downgrade(self);
+        self.squasher.run(move || {
+            let Some(capturing) = core.upgrade().and_then(|core| core.capturing().ok()) else { return };
+            let pages = (last * 2).clamp(limits::PREPARED_PAGES_MIN, limits::PREPARED_PAGES_MAX);
+            if let Err(error) = capturing.pages.prepare(pages) {
+                tracing::warn!(%error, "no memory can be prepared: the next checkpoint takes longer");
+            }
+        });
+    }
+
     pub(crate) fn find(&self, id: &SandboxId) -> Option<Arc<Sandbox>> {
         self.sandboxes.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }

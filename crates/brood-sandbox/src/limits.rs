@@ -26,6 +26,11 @@ pub const LOG_RECORDS_KEPT: usize = 4096;
 pub const LOG_BYTES_KEPT: usize = 2 << 20;
 /// Events kept for readers that come late.
 pub const EVENTS_KEPT: usize = 4096;
+/// Pages of memory that are kept ready for the next checkpoint at least: 8 MiB, twice what a tool
+/// call of a usual session changes.
+pub const PREPARED_PAGES_MIN: usize = 2048;
+/// At most: 64 MiB, since what is ready is memory that nobody else has.
+pub const PREPARED_PAGES_MAX: usize = 16 * 1024;
 /// Time PID 1 has to set a sandbox up before it counts as broken.
 pub const ENTER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between the kill of a call and the moment its death is taken for stuck.

@@ -12,6 +12,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use brood_deltacr::descriptors::OpenFileKind;
 use brood_deltacr::{
@@ -120,6 +121,7 @@ impl Sandbox {
         let checkpoint = Checkpoint { info, template, request, state: Arc::clone(&state) };
         let info = self.core.checkpoints.insert(checkpoint, &self.at);
         self.core.shorten_soon(&state.stack, &self.template);
+        self.core.prepare_pages_soon(cost.copied_pages);
         Ok(info)
     }
 
@@ -185,26 +187,34 @@ impl Sandbox {
     ) -> Result<(OverlayMount, Taken)> {
         let endpoints = self.endpoints();
         let mut stopped = tree.stop().map_err(capture_error)?;
+        let mut steps = Steps::begin();
         let (image, records, copied_pages) = if with_processes {
             let (image, statistics) = stopped.capture(&capturing.pages, &endpoints).map_err(capture_error)?;
             let records = self.records(&image);
+            tracing::debug!(?statistics, "captured");
             (Some(image), records, statistics.copied_pages)
         } else {
             (None, Vec::new(), 0)
         };
+        steps.end("capture");
         // A file that is open for writing must keep its inode number: it is copied up beforehand.
         let written = image.as_ref().map(written_files).unwrap_or_default();
         frozen.upper().carry(old_stack, &written).map_err(storage::store_error)?;
+        steps.end("carry");
         let mount = OverlayMount::mount(frozen.stack(), frozen.upper()).map_err(storage::store_error)?;
         let root = sandbox_root(&mount)?;
+        steps.end("mount");
         self.exchange_root(capturing, &mount)?;
+        steps.end("exchange");
         if let Err(error) = stopped.repoint_files(&root, &endpoints) {
             // Some tasks are on the new files, some on the old ones: no state to go on in.
             drop(stopped);
             self.end_soon("its files could not be exchanged");
             return Err(capture_error(error));
         }
+        steps.end("repoint");
         let standstill = stopped.resume();
+        tracing::debug!(sandbox = %self.id(), ?standstill, ?steps, "frozen");
         let standstill_us = u64::try_from(standstill.as_micros()).unwrap_or(u64::MAX);
         Ok((mount, Taken { image, records, cost: Cost { copied_pages, standstill_us } }))
     }
@@ -459,6 +469,25 @@ fn written_files(image: &ProcessTreeImage) -> Vec<PathBuf> {
         _ => None,
     });
     paths.collect()
+}
+
+/// What the parts of a standstill took, in order, for the log.
+#[derive(Debug)]
+struct Steps {
+    last: Instant,
+    took: Vec<(&'static str, Duration)>,
+}
+
+impl Steps {
+    fn begin() -> Self {
+        Self { last: Instant::now(), took: Vec::with_capacity(5) }
+    }
+
+    fn end(&mut self, step: &'static str) {
+        let now = Instant::now();
+        self.took.push((step, now - self.last));
+        self.last = now;
+    }
 }
 
 struct Taken {

@@ -80,7 +80,8 @@ impl Engine {
 
 /// Runs the start command until the ready command succeeds.
 fn start(sandbox: &Arc<Sandbox>, command: &str, ready: Option<&str>, progress: &dyn BuildProgress) -> Result<()> {
-    let request = ProcessRequest { background: true, tag: Some(START_TAG.to_owned()), ..shell_request(command) };
+    let request =
+        ProcessRequest { background: true, stdin: true, tag: Some(START_TAG.to_owned()), ..shell_request(command) };
     let process = sandbox.spawn(request)?;
     let began = Instant::now();
     loop {

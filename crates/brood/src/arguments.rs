@@ -461,6 +461,13 @@ Runs against a daemon of its own, in directories of its own, and builds the temp
 Example:
   brood bench sandbox --json --data ./bench-data")]
     Sandbox(BenchArguments),
+    /// Freezing, putting back and forking a living session, beside copying and replaying
+    #[command(after_help = "\
+Runs against a daemon of its own, in directories of its own, and builds the templates that it needs.
+
+Example:
+  brood bench checkpoint --json --data ./bench-data")]
+    Checkpoint(BenchArguments),
 }
 
 #[derive(Debug, Args)]

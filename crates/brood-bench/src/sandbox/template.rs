@@ -6,13 +6,16 @@ use std::path::Path;
 use anyhow::bail;
 use brood_api::error::ErrorCode;
 use brood_api::types::BuildMessage;
-use brood_api::{ApiError, ErrorBody};
+use brood_api::{ApiError, Client, ErrorBody};
 use brood_sandbox::model::{BuildRequest, BuildStep};
 
 use super::Run;
 
+/// Who is told what goes on.
+pub(crate) type Say<'a> = &'a (dyn Fn(&str) + Sync);
+
 /// The template that sandboxes are made of.
-pub(super) const NAME: &str = "brood-bench-sandbox";
+pub(crate) const NAME: &str = "brood-bench-sandbox";
 /// The same with the project, for the ratios.
 pub(super) const PROJECT_NAME: &str = "brood-bench-project";
 /// The project whose test-suite is run, pinned: a pure Python project of 6,000 lines.
@@ -23,14 +26,19 @@ pub(super) const PROJECT_DIRECTORY: &str = "/src/project";
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// Builds the first template unless it is there.
-pub(super) async fn prepare(run: &Run<'_>) -> anyhow::Result<()> {
+pub(super) async fn prepare(client: &Client, say: Say<'_>) -> anyhow::Result<()> {
+    let packages = "python3,python3-pip,python3-pytest,git,gcc,libc6-dev,ca-certificates";
+    build(client, say, request(NAME, debian(packages), Vec::new())?).await
+}
+
+/// Debian of the host's own release with these packages, as a source.
+pub(crate) fn debian(packages: &str) -> String {
     let suite = std::fs::read_to_string("/etc/os-release")
         .unwrap_or_default()
         .lines()
         .find_map(|line| line.strip_prefix("VERSION_CODENAME=").map(str::to_owned))
         .unwrap_or_else(|| "bookworm".to_owned());
-    let packages = "python3,python3-pip,python3-pytest,git,gcc,libc6-dev,ca-certificates";
-    build(run, request(NAME, format!("debian:{suite}+{packages}"), Vec::new())?).await
+    format!("debian:{suite}+{packages}")
 }
 
 /// Builds the second one on top, which needs a way out to the package index.
@@ -45,20 +53,21 @@ pub(super) async fn prepare_project(run: &Run<'_>) -> anyhow::Result<()> {
              mkdir project && tar xf ./*.tar.gz --strip-components=1 -C project && rm ./*.tar.gz"
         ),
     });
-    build(run, request(PROJECT_NAME, format!("template:{NAME}"), steps)?).await
+    build(run.client, run.say, request(PROJECT_NAME, format!("template:{NAME}"), steps)?).await
 }
 
-async fn build(run: &Run<'_>, request: BuildRequest) -> anyhow::Result<()> {
-    match run.client.template(request.name.as_str()).await {
+/// Builds a template unless it is there.
+pub(crate) async fn build(client: &Client, say: Say<'_>, request: BuildRequest) -> anyhow::Result<()> {
+    match client.template(request.name.as_str()).await {
         Ok(_) => return Ok(()),
         Err(ApiError::Remote(ErrorBody { code: ErrorCode::NotFound, .. })) => {}
         Err(error) => return Err(error.into()),
     }
-    (run.say)(&format!("building the template {} (once)", request.name));
-    let mut messages = run.client.build_template(&request).await?;
+    say(&format!("building the template {} (once)", request.name));
+    let mut messages = client.build_template(&request).await?;
     while let Some(message) = messages.next().await? {
         match message {
-            BuildMessage::Step { index, total, text, .. } => (run.say)(&format!("[{index}/{total}] {text}")),
+            BuildMessage::Step { index, total, text, .. } => say(&format!("[{index}/{total}] {text}")),
             BuildMessage::Done { .. } => return Ok(()),
             BuildMessage::Failed { error } => return Err(error.into()),
             BuildMessage::Output { .. } | BuildMessage::Transfer { .. } => {}
@@ -67,7 +76,8 @@ async fn build(run: &Run<'_>, request: BuildRequest) -> anyhow::Result<()> {
     bail!("the daemon broke the build off");
 }
 
-fn request(name: &str, source: String, steps: Vec<BuildStep>) -> anyhow::Result<BuildRequest> {
+/// A template of Debian with our environment.
+pub(crate) fn request(name: &str, source: String, steps: Vec<BuildStep>) -> anyhow::Result<BuildRequest> {
     Ok(BuildRequest {
         name: name.parse()?,
         source,

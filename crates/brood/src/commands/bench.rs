@@ -1,10 +1,12 @@
 //! `brood bench`.
 
+use std::future::Future;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
-use brood_bench::sandbox::{self, KEYS, Options, Report};
+use brood_api::Client;
+use brood_bench::{checkpoint, sandbox};
 
 use super::Context;
 use crate::arguments::{BenchArguments, BenchCommand};
@@ -20,37 +22,63 @@ const RUN_DIRECTORY: &str = "/run/brood-bench";
 pub async fn run(context: &Context, command: BenchCommand) -> Outcome {
     match command {
         BenchCommand::Sandbox(arguments) => sandbox(context, arguments).await,
+        BenchCommand::Checkpoint(arguments) => checkpoint(context, arguments).await,
     }
 }
 
 async fn sandbox(context: &Context, arguments: BenchArguments) -> Outcome {
-    if let Some(unknown) = arguments.only.iter().find(|key| !KEYS.contains(&key.as_str())) {
-        bail!("no figure is called {unknown:?}; there are {}", KEYS.join(", "));
-    }
+    check_keys(&arguments, &sandbox::KEYS)?;
     let settings = own_settings(&context.settings);
-    let client = connect::connect(&settings, false).await.context("cannot start the daemon that is to be measured")?;
     let state_directory = settings.state_directory.value.clone();
-    let options = Options {
+    let options = sandbox::Options {
         quick: arguments.quick,
         only: arguments.only,
         data: arguments.data,
         scratch: state_directory.join("bench-scratch"),
         state_directory,
     };
-    let say = |text: &str| eprintln!("{text}");
+    let client = start(&settings).await?;
+    let report = ended_with(&client, sandbox::run(&client, &options, &say)).await?;
+    show(context, &sandbox::KEYS, &serde_json::to_value(&report)?)
+}
+
+async fn checkpoint(context: &Context, arguments: BenchArguments) -> Outcome {
+    check_keys(&arguments, &checkpoint::KEYS)?;
+    let settings = own_settings(&context.settings);
+    let options = checkpoint::Options {
+        quick: arguments.quick,
+        only: arguments.only,
+        data: arguments.data,
+        state_directory: settings.state_directory.value.clone(),
+    };
+    let client = start(&settings).await?;
+    let report = ended_with(&client, checkpoint::run(&client, &options, &say)).await?;
+    show(context, &checkpoint::KEYS, &serde_json::to_value(&report)?)
+}
+
+fn say(text: &str) {
+    eprintln!("{text}");
+}
+
+fn check_keys(arguments: &BenchArguments, keys: &[&str]) -> anyhow::Result<()> {
+    match arguments.only.iter().find(|key| !keys.contains(&key.as_str())) {
+        Some(unknown) => bail!("no figure is called {unknown:?}; there are {}", keys.join(", ")),
+        None => Ok(()),
+    }
+}
+
+async fn start(settings: &Settings) -> anyhow::Result<Client> {
+    connect::connect(settings, false).await.context("cannot start the daemon that is to be measured")
+}
+
+/// A measurement, after which the daemon ends with all its sandboxes, whatever has happened.
+async fn ended_with<R>(client: &Client, measurement: impl Future<Output = anyhow::Result<R>>) -> anyhow::Result<R> {
     let report = tokio::select! {
-        report = sandbox::run(&client, &options, &say) => report,
+        report = measurement => report,
         _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
     };
-    // The daemon takes all its sandboxes with it, whatever has happened.
     client.shutdown().await.context("the measured daemon could not be ended")?;
-    let report = report?;
-    if context.global.json {
-        output::json(&report)?
-    } else {
-        show(&report)?
-    }
-    Ok(ExitCode::SUCCESS)
+    report
 }
 
 /// The settings in force, but for directories of its own unless others were asked for.
@@ -64,23 +92,27 @@ fn own_settings(settings: &Settings) -> Settings {
     own
 }
 
-fn show(report: &Report) -> anyhow::Result<()> {
-    let value = serde_json::to_value(report)?;
-    let beside = value.get("beside").and_then(|beside| beside.as_object()).into_iter().flatten();
-    let figures = KEYS.iter().filter_map(|key| Some(((*key).to_owned(), value.get(*key)?)));
+fn show(context: &Context, keys: &[&str], report: &serde_json::Value) -> Outcome {
+    if context.global.json {
+        output::json(report)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let beside = report.get("beside").and_then(|beside| beside.as_object()).into_iter().flatten();
+    let figures = keys.iter().filter_map(|key| Some(((*key).to_owned(), report.get(*key)?)));
     // Objects of plain numbers become one row each.
-    let flat = beside.flat_map(|(key, value)| match value.as_object() {
-        Some(parts) if !parts.contains_key("n") => {
-            parts.iter().map(|(part, value)| (format!("{key}.{part}"), value)).collect::<Vec<_>>()
+    let flat = figures.chain(beside.map(|(key, value)| (key.clone(), value))).flat_map(|(key, value)| {
+        match value.as_object() {
+            Some(parts) if !parts.contains_key("n") => {
+                parts.iter().map(|(part, value)| (format!("{key}.{part}"), value)).collect::<Vec<_>>()
+            }
+            _ => vec![(key, value)],
         }
-        _ => vec![(key.clone(), value)],
     });
-    let rows = figures.chain(flat).map(|(key, value)| row(key, value));
-    output::table(["FIGURE", "P50", "P95", "P99", "N"], rows)?;
-    if let Some(environment) = &report.environment {
+    output::table(["FIGURE", "P50", "P95", "P99", "N"], flat.map(|(key, value)| row(key, value)))?;
+    if let Some(environment) = report.get("environment") {
         output::line(format_args!("\n{}", serde_json::to_string_pretty(environment)?))?;
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn row(key: String, value: &serde_json::Value) -> [String; 5] {
