@@ -12,6 +12,7 @@
 mod auth;
 mod connect;
 mod control;
+mod deadline;
 mod dispatch;
 mod envd;
 mod failure;
@@ -26,12 +27,10 @@ mod tokens;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Router;
 use brood_sandbox::engine::Engine;
 use brood_sandbox::model::EventObject;
-use brood_sandbox::sandbox::Sandbox;
 use tokio::sync::watch;
 
 pub use store::StoreError;
@@ -67,6 +66,8 @@ struct Shared {
     idempotency: control::Idempotency,
     samples: control::Samples,
     watchers: envd::Watchers,
+    deadlines: deadline::Deadlines,
+    snapshots: control::Snapshots,
     /// Turns true when the daemon ends and streams that would go on must end.
     ended: watch::Sender<bool>,
 }
@@ -90,6 +91,8 @@ impl E2bState {
             idempotency: control::Idempotency::default(),
             samples: control::Samples::default(),
             watchers: envd::Watchers::default(),
+            deadlines: deadline::Deadlines::default(),
+            snapshots: control::Snapshots::default(),
             ended: watch::Sender::new(false),
         })))
     }
@@ -132,12 +135,12 @@ impl E2bState {
         &self.0.watchers
     }
 
-    /// Sets when a sandbox ends, from now.
-    fn set_end(&self, sandbox: &Arc<Sandbox>, timeout: Duration) -> Result<(), failure::Failure> {
-        sandbox.set_timeout(Some(timeout))?;
-        let ends_ms = time::now_ms().saturating_add(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
-        self.records().change(sandbox, |record| record.ends_ms = Some(ends_ms));
-        Ok(())
+    fn deadlines(&self) -> &deadline::Deadlines {
+        &self.0.deadlines
+    }
+
+    fn snapshots(&self) -> &control::Snapshots {
+        &self.0.snapshots
     }
 
     /// Forgets what is known of sandboxes as they end. To be run as a task of its own.
@@ -154,10 +157,14 @@ impl E2bState {
             next = found.1;
             if found.0.iter().any(|event| event.object == EventObject::Sandbox && event.action == "die") {
                 // Asked of the engine one by one, since a record comes after its sandbox.
-                let lives = |id: &str| id.parse().is_ok_and(|id| self.engine().sandbox(&id).is_ok());
+                let lives = |id: &str| {
+                    id.parse().is_ok_and(|id| self.engine().sandbox(&id).is_ok())
+                        || self.engine().paused().iter().any(|info| info.id.as_str() == id)
+                };
                 self.records().retain(lives);
                 self.samples().retain(lives);
                 self.watchers().retain(lives);
+                self.deadlines().retain(lives);
             }
         }
     }

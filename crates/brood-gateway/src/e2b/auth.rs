@@ -9,6 +9,8 @@ use axum::response::{IntoResponse as _, Response};
 use super::E2bState;
 use super::failure::Failure;
 
+/// Most of a refused request that is read before the answer.
+const DRAINED_BYTES_MAX: usize = 64 << 10;
 /// The owner of everything that is made without a key.
 pub(super) const ANONYMOUS: &str = "anonymous";
 
@@ -26,6 +28,8 @@ pub(super) async fn check(State(state): State<E2bState>, mut request: Request, n
         Some(id) => id,
         None if state.settings().anonymous => ANONYMOUS.to_owned(),
         None => {
+            // An unread request would cost the client its connection.
+            drop(axum::body::to_bytes(request.into_body(), DRAINED_BYTES_MAX).await);
             let message = "the API key is missing or not valid; `brood key create` makes one";
             return Failure::new(StatusCode::UNAUTHORIZED, message).into_response();
         }

@@ -5,6 +5,7 @@
 //! Compression is neither offered nor taken. (connectrpc.com/docs/protocol)
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -20,6 +21,8 @@ use serde::de::DeserializeOwned;
 
 /// Longest message: input for a process comes in pieces, and all else is smaller.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Time for the end of a request to follow its only message.
+const REQUEST_END_WAIT: Duration = Duration::from_secs(2);
 const FLAG_COMPRESSED: u8 = 1;
 const FLAG_END: u8 = 2;
 const HEAD_BYTES: usize = 5;
@@ -230,7 +233,12 @@ async fn only_frame(headers: &HeaderMap, frames: &mut Frames) -> Result<Bytes, R
     if is_compressed(headers, "connect-content-encoding") {
         return Err(RpcError::new(Code::Unimplemented, "compressed messages are not taken"));
     }
-    frames.next().await?.ok_or_else(|| RpcError::invalid("the request has no message"))
+    let message = frames.next().await?.ok_or_else(|| RpcError::invalid("the request has no message"))?;
+    // With the end of the request read, the connection can serve another one after this.
+    if let Ok(Ok(Some(_))) = tokio::time::timeout(REQUEST_END_WAIT, frames.next()).await {
+        return Err(RpcError::invalid("the request has more than one message"));
+    }
+    Ok(message)
 }
 
 /// Carries out a call whose request is a stream of messages.

@@ -6,13 +6,14 @@ mod lifecycle;
 mod listing;
 mod network;
 mod observe;
+mod snapshots;
 mod templates;
 mod views;
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request};
 use axum::http::{Method, StatusCode, Uri};
-use axum::routing::{get, post, put};
+use axum::routing::{delete, get, post, put};
 use axum::{Json, Router, middleware};
 use serde::de::DeserializeOwned;
 
@@ -21,6 +22,7 @@ use super::{E2bState, auth};
 
 pub(super) use idempotency::Idempotency;
 pub(super) use observe::{Samples, sample};
+pub(super) use snapshots::Snapshots;
 
 /// Longest JSON body: definitions of templates with many steps fit many times.
 const JSON_BODY_BYTES_MAX: usize = 4 << 20;
@@ -36,6 +38,12 @@ pub(super) fn router(state: E2bState) -> Router {
         .route("/sandboxes/{id}/refreshes", post(lifecycle::refresh))
         .route("/sandboxes/{id}/connect", post(lifecycle::connect))
         .route("/v2/sandboxes/{id}/connect", post(lifecycle::connect))
+        .route("/sandboxes/{id}/pause", post(lifecycle::pause))
+        .route("/sandboxes/{id}/resume", post(lifecycle::resume))
+        .route("/sandboxes/{id}/fork", post(snapshots::fork))
+        .route("/sandboxes/{id}/snapshots", post(snapshots::take))
+        .route("/snapshots", get(snapshots::list))
+        .route("/templates/{id}", delete(templates::remove))
         .route("/sandboxes/{id}/network", put(network::replace))
         .route("/sandboxes/{id}/metrics", get(observe::metrics))
         .route("/sandboxes/{id}/logs", get(observe::logs_v1))

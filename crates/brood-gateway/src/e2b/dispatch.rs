@@ -9,6 +9,7 @@ use brood_sandbox::ids::SandboxId;
 use brood_sandbox::sandbox::Sandbox;
 use tower::ServiceExt as _;
 
+use super::deadline::WOKEN_FOR;
 use super::failure::RouteFailure;
 use super::record::Record;
 use super::target::Target;
@@ -73,10 +74,22 @@ pub(super) async fn dispatch(State(planes): State<Planes>, request: Request) -> 
     }
 }
 
-/// The sandbox, if it lives.
+/// The sandbox, if it lives, or is paused and wants to be woken by traffic.
 async fn reach(state: &E2bState, target: &Target) -> Option<Reached> {
     let id: SandboxId = target.id.parse().ok()?;
-    let sandbox = state.engine().sandbox(&id).ok()?;
+    let sandbox = match state.engine().sandbox(&id) {
+        Ok(sandbox) => sandbox,
+        Err(_) if state.records().find(id.as_str()).is_some_and(|record| record.auto_resume) => {
+            match state.resume(&id, WOKEN_FOR).await {
+                Ok(sandbox) => sandbox,
+                Err(failure) => {
+                    tracing::warn!(sandbox = %id, reason = failure.message, "traffic could not wake a sandbox");
+                    return None;
+                }
+            }
+        }
+        Err(_) => return None,
+    };
     let record = state.records().of(&sandbox);
     Some(Reached { sandbox, record, port: target.port })
 }

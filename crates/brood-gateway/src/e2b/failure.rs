@@ -19,10 +19,11 @@ pub(super) struct Failure {
     error_code: Option<&'static str>,
 }
 
-#[derive(Serialize)]
-struct ErrorObject<'a> {
+/// The body of a failure.
+#[derive(Debug, Serialize)]
+pub(super) struct ErrorObject {
     code: u16,
-    message: &'a str,
+    message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     error_code: Option<&'static str>,
 }
@@ -42,6 +43,11 @@ impl Failure {
 
     pub(super) fn conflict(message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, message)
+    }
+
+    /// The body that tells of it.
+    pub(super) fn object(self) -> ErrorObject {
+        ErrorObject { code: self.status.as_u16(), message: self.message, error_code: self.error_code }
     }
 
     pub(super) fn no_sandbox(id: &str) -> Self {
@@ -75,11 +81,10 @@ impl From<super::StoreError> for Failure {
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let code = self.status.as_u16();
-        let body = ErrorObject { code, message: &self.message, error_code: self.error_code };
-        let mut response = (self.status, Json(body)).into_response();
+        let status = self.status;
+        let mut response = (status, Json(self.object())).into_response();
         // A host that is full stays so for longer than a client would try.
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if status == StatusCode::SERVICE_UNAVAILABLE {
             response.headers_mut().insert(SHOULD_RETRY, HeaderValue::from_static("false"));
         }
         response

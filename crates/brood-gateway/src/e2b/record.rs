@@ -16,6 +16,8 @@ pub(super) struct Record {
     pub(super) template: String,
     /// The creator's own text.
     pub(super) metadata: BTreeMap<String, String>,
+    /// Environment of its processes, where the engine does not know it.
+    pub(super) environment: BTreeMap<String, String>,
     /// When it started, in milliseconds since 1970; a fork or resume does not change it.
     pub(super) started_ms: u64,
     /// When it will be killed or paused, in milliseconds since 1970; none is never, or what the
@@ -44,6 +46,7 @@ impl Record {
             owner: String::new(),
             template: info.template.to_string(),
             metadata: info.labels.clone(),
+            environment: BTreeMap::new(),
             started_ms: info.created_ms,
             ends_ms: None,
             auto_pause: false,
@@ -75,6 +78,11 @@ impl Records {
     /// The record of a live sandbox.
     pub(super) fn of(&self, sandbox: &Sandbox) -> Arc<Record> {
         self.find(sandbox.id().as_str()).unwrap_or_else(|| Arc::new(Record::assumed(&sandbox.info())))
+    }
+
+    /// The record of a sandbox, live or paused.
+    pub(super) fn of_info(&self, info: &SandboxInfo) -> Arc<Record> {
+        self.find(info.id.as_str()).unwrap_or_else(|| Arc::new(Record::assumed(info)))
     }
 
     /// The record with this id.

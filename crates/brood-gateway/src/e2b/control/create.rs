@@ -105,7 +105,11 @@ async fn create_once(
 async fn create(state: &E2bState, owner: String, asked: Create, default_s: i64) -> Result<(String, Created), Failure> {
     let plan = plan(state, owner, asked, default_s)?;
     let maker = state.clone();
-    let Plan { origin, request, record, timeout } = plan;
+    let Plan { origin, request, mut record, timeout } = plan;
+    if matches!(origin, Origin::Snapshot { .. }) {
+        // The engine goes on with what the snapshot's sandbox had.
+        record.environment = request.environment.clone();
+    }
     let sandbox = blocking(move || make(&maker, &origin, request)).await?;
     let id = sandbox.id().to_string();
     state.records().insert(&id, record);
@@ -137,6 +141,7 @@ fn plan(state: &E2bState, owner: String, asked: Create, default_s: i64) -> Resul
         owner,
         template: origin.shown(),
         metadata: metadata.clone(),
+        environment: BTreeMap::new(),
         started_ms: now_ms(),
         ends_ms: None,
         auto_pause: asked.auto_pause.unwrap_or(false),
@@ -181,10 +186,17 @@ pub(super) fn timeout(seconds: i64) -> Result<Duration, Failure> {
 }
 
 fn make(state: &E2bState, origin: &Origin, request: CreateRequest) -> Result<Arc<Sandbox>, Failure> {
-    match origin {
-        Origin::Template { .. } => Ok(state.engine().create(with_variables(request))?),
-        Origin::Snapshot { checkpoint, .. } => Ok(state.engine().fork(checkpoint)?),
+    let checkpoint = match origin {
+        Origin::Template { .. } => return Ok(state.engine().create(with_variables(request))?),
+        Origin::Snapshot { checkpoint, .. } => checkpoint,
+    };
+    let sandbox = state.engine().fork(checkpoint)?;
+    if let Err(error) = sandbox.set_network(request.network) {
+        // It may have ended by itself meanwhile.
+        drop(sandbox.kill());
+        return Err(error.into());
     }
+    Ok(sandbox)
 }
 
 /// Adds the variables that programs inside look for. The id is known only afterwards, so that

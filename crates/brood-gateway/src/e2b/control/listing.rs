@@ -10,15 +10,15 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
 use super::Query;
-use super::lifecycle::find;
+use super::lifecycle::{find, find_paused};
 use super::views::{Detail, Listed, State as Stands};
 use crate::e2b::E2bState;
 use crate::e2b::failure::Failure;
 use crate::e2b::time::{parse_rfc3339, rfc3339};
 
 /// Most entries on a page, and how many there are when the client does not say.
-const PAGE_MAX: usize = 100;
-const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
+pub(super) const PAGE_MAX: usize = 100;
+pub(super) const NEXT_TOKEN: HeaderName = HeaderName::from_static("x-next-token");
 const TOTAL_RUNNING: HeaderName = HeaderName::from_static("x-total-running");
 
 #[derive(Debug, Default, Deserialize)]
@@ -70,8 +70,10 @@ pub(super) async fn list_running(
 }
 
 pub(super) async fn inspect(State(state): State<E2bState>, Path(id): Path<String>) -> Result<Json<Detail>, Failure> {
-    let sandbox = find(&state, &id)?;
-    Ok(Json(Detail::of_live(&state, &sandbox)))
+    match find(&state, &id) {
+        Ok(sandbox) => Ok(Json(Detail::of_live(&state, &sandbox))),
+        Err(failure) => Ok(Json(Detail::of_paused(&state, &find_paused(&state, &id).ok_or(failure)?))),
+    }
 }
 
 fn matching(state: &E2bState, filters: &Filters) -> Result<Vec<Listed>, Failure> {
@@ -82,7 +84,9 @@ fn matching(state: &E2bState, filters: &Filters) -> Result<Vec<Listed>, Failure>
         None => None,
     };
     let live = state.engine().sandboxes();
+    let paused = state.engine().paused();
     let all = live.iter().map(|sandbox| Listed::of_live(state, sandbox));
+    let all = all.chain(paused.iter().map(|info| Listed::of_paused(state, info)));
     let fits = |listed: &Listed| {
         states.contains(&listed.state)
             && after.is_none_or(|after| listed.started_ms >= after)

@@ -1,10 +1,14 @@
 //! Templates: what a name stands for.
 
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use brood_sandbox::ids::TemplateName;
 use brood_sandbox::model::ResourceLimits;
 
 use crate::e2b::E2bState;
-use crate::e2b::failure::Failure;
+use crate::e2b::failure::{Failure, blocking};
 
 /// The template that clients ask for when their user names none.
 const BASE: &str = "base";
@@ -56,6 +60,17 @@ pub(super) fn resolve(state: &E2bState, asked: &str) -> Result<Origin, Failure> 
     {
         return Ok(Origin::Template { name, shown: text.to_owned(), limits: ResourceLimits::default() });
     }
+    if let Some(snapshot) = state.snapshots().find(plain)
+        && let Ok(info) = state.engine().checkpoint(&snapshot.checkpoint)
+    {
+        let limits = ResourceLimits::default();
+        return Ok(Origin::Snapshot {
+            checkpoint: snapshot.checkpoint,
+            template: info.template,
+            shown: text.to_owned(),
+            limits,
+        });
+    }
     // Whole ids and names only: a beginning could mean another one tomorrow.
     match state.engine().checkpoint(plain) {
         Ok(info) if info.id.as_str() == plain || info.name.as_deref() == Some(plain) => Ok(Origin::Snapshot {
@@ -66,6 +81,22 @@ pub(super) fn resolve(state: &E2bState, asked: &str) -> Result<Origin, Failure> 
         }),
         _ => Err(no_template(plain)),
     }
+}
+
+/// `DELETE /templates/{id}`: a template or a snapshot.
+pub(super) async fn remove(State(state): State<E2bState>, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    let origin = resolve(&state, &id)?;
+    let (engine, snapshots) = (Arc::clone(state.engine()), state.clone());
+    blocking(move || match origin {
+        Origin::Template { name, .. } => engine.remove_template(&name).map_err(Failure::from),
+        Origin::Snapshot { checkpoint, .. } => {
+            engine.remove_checkpoint(&checkpoint, false)?;
+            snapshots.snapshots().remove(&checkpoint);
+            Ok(())
+        }
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// The names under which the engine may have it, the likeliest first.

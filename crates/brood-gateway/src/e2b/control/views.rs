@@ -145,6 +145,11 @@ impl Listed {
         let (info, record) = (sandbox.info(), state.records().of(sandbox));
         Self::of(state, &live(&info, &record))
     }
+
+    pub(in crate::e2b) fn of_paused(state: &E2bState, info: &SandboxInfo) -> Self {
+        let record = state.records().of_info(info);
+        Self::of(state, &Shown { state: State::Paused, ..live(info, &record) })
+    }
 }
 
 fn live<'a>(info: &'a SandboxInfo, record: &'a Record) -> Shown<'a> {
@@ -176,6 +181,11 @@ impl Detail {
     pub(in crate::e2b) fn of_live(state: &E2bState, sandbox: &Arc<Sandbox>) -> Self {
         let (info, record) = (sandbox.info(), state.records().of(sandbox));
         Self::of(state, &live(&info, &record))
+    }
+
+    pub(in crate::e2b) fn of_paused(state: &E2bState, info: &SandboxInfo) -> Self {
+        let record = state.records().of_info(info);
+        Self::of(state, &Shown { state: State::Paused, ..live(info, &record) })
     }
 }
 

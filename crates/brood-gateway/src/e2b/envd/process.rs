@@ -132,6 +132,7 @@ fn request(
     let acting = Acting::of(envd, named(headers).as_deref())?;
     let directory = acting.path(config.cwd.as_deref().unwrap_or(""))?;
     let mut environment: BTreeMap<String, String> = own_variables(envd).into();
+    environment.extend(envd.reached.record.environment.clone());
     environment.insert("LOGNAME".to_owned(), acting.identity.name.clone());
     environment.extend(config.envs);
     let mut arguments = vec![config.cmd];
