@@ -79,7 +79,7 @@ class Async(unittest.IsolatedAsyncioTestCase):
         command = await self.sandbox.commands.run("cat", background=True, stdin=True)
         if not hasattr(self.sandbox.commands, "stream_input"):
             self.skipTest("this version has no stream_input")
-        stream = await self.sandbox.commands.stream_input(command.pid)
+        stream = self.sandbox.commands.stream_input(command.pid)
         await stream.send("one ")
         await stream.send("two")
         await stream.close()

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use brood_sandbox::ids::SandboxId;
 use brood_sandbox::sandbox::Sandbox;
 use tower::ServiceExt as _;
 
 use super::deadline::WOKEN_FOR;
-use super::failure::RouteFailure;
+use super::failure::{Failure, RouteFailure};
 use super::record::Record;
 use super::target::Target;
 use super::tokens::Purpose;
@@ -52,6 +53,10 @@ pub(super) async fn dispatch(State(planes): State<Planes>, request: Request) -> 
         Ok(None) => {
             if let Some(reached) = envd::signed_file_target(&planes.state, &request) {
                 return envd::serve(&planes.state, reached, request).await;
+            }
+            if envd::is_signed_file(&request) {
+                let message = "the signature fits no sandbox";
+                return Failure::new(StatusCode::UNAUTHORIZED, message).into_response();
             }
             // The router's error type has no values.
             let Ok(response) = planes.control.oneshot(request).await;

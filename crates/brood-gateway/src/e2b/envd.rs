@@ -60,6 +60,11 @@ pub(super) fn signed_file_target(state: &E2bState, request: &Request) -> Option<
     Some(Reached { sandbox, record, port: ENVD_PORT })
 }
 
+/// Whether this is a file address with a signature.
+pub(super) fn is_signed_file(request: &Request) -> bool {
+    file_operation(request).is_some() && FileQuery::of(request).signature.is_some()
+}
+
 fn file_operation(request: &Request) -> Option<FileOperation> {
     match *request.method() {
         _ if request.uri().path() != "/files" => None,
