@@ -137,21 +137,46 @@ fn restores(arguments: &[&str], rounds: usize) {
     let mut tree = sandbox.tree();
     let before = sandbox.ask("sum\n");
     let image = harness::capture(&mut tree, &store, &sandbox.pipes);
-    let (mut running, mut answering) = (Vec::new(), Vec::new());
+    let (mut running, mut answering, mut summing) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut at_start, mut after_answer, mut after_sum) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         let mut fork = Sandbox::empty();
         let root = SandboxRoot::of_process(fork.init).expect("root");
         let target = RestoreTarget { init: fork.init, root: &root, place: &|_| Ok(()) };
         let begun = Instant::now();
         let restored = image.restore(seed(), &target, &fork.pipes).expect("restore");
+        let pid = restored.pids()[0].1;
+        at_start.push(unshared_kilobytes(pid));
+        let paused = Instant::now();
+        let restored_after = paused - begun;
         let _tree = restored.run().expect("run");
-        running.push(begun.elapsed());
+        running.push(restored_after + paused.elapsed());
+        let begun = Instant::now();
         assert_eq!(fork.ask("touch 1\n"), "ok");
-        answering.push(begun.elapsed());
+        answering.push(restored_after + begun.elapsed());
+        after_answer.push(unshared_kilobytes(pid));
+        let begun = Instant::now();
+        assert_eq!(fork.ask("sum\n").len(), before.len());
+        summing.push(begun.elapsed());
+        after_sum.push(unshared_kilobytes(pid));
         drop(fork);
     }
     let pages = store.usage().used;
-    report("restore until running", &mut running, &format!("{pages} pages stored"));
-    report("restore until the first answer", &mut answering, "");
+    let kilobytes = |mut sizes: Vec<u64>| {
+        sizes.sort_unstable();
+        format!("{} KB of its own", sizes[sizes.len() / 2])
+    };
+    report("restore until running", &mut running, &format!("{pages} pages stored; {}", kilobytes(at_start)));
+    report("restore until the first answer", &mut answering, &kilobytes(after_answer));
+    report("then a sum over all its data", &mut summing, &kilobytes(after_sum));
+    println!("pager: {:?}", harness::pager().statistics());
     assert_eq!(sandbox.ask("sum\n"), before);
+}
+
+/// Memory that a process shares with nobody.
+fn unshared_kilobytes(pid: rustix::process::Pid) -> u64 {
+    let path = format!("/proc/{}/smaps_rollup", pid.as_raw_nonzero());
+    let text = std::fs::read_to_string(path).expect("smaps");
+    let lines = text.lines().filter(|line| line.starts_with("Private_"));
+    lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
 }

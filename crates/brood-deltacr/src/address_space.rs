@@ -8,6 +8,7 @@ use std::sync::Arc;
 use brood_kernel::maps::{MappingFlags, Protection};
 use brood_kernel::shared_pages::PAGE_BYTES;
 
+use crate::hot_pages::HotPages;
 use crate::page_store::{PageStore, Slot};
 
 /// Pages in a chunk: one bit each in a machine word.
@@ -140,6 +141,12 @@ impl PageTable {
         self.chunks.iter().map(|(number, chunk)| (*number, chunk))
     }
 
+    /// The chunks that hold pages between two addresses.
+    pub fn chunks_between(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Arc<Chunk>)> {
+        let numbers = start / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES).max(start / CHUNK_BYTES);
+        self.chunks.range(numbers).map(|(number, chunk)| (*number, chunk))
+    }
+
     /// Number of stored pages.
     #[must_use]
     pub fn stored_pages(&self) -> usize {
@@ -189,6 +196,8 @@ pub struct AddressSpaceImage {
     pub pages: PageTable,
     /// The kernel's notes about the layout.
     pub layout: MemoryLayout,
+    /// What copies of it touch first.
+    pub(crate) hot: Arc<HotPages>,
 }
 
 impl AddressSpaceImage {

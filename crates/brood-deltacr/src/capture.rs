@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use brood_kernel::injection::Batch;
 use brood_kernel::ptrace;
+use brood_pager::PagedSpace;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::address_space::{AddressSpaceImage, MappedFile, MappingImage, MappingKind, MemoryLayout};
+use crate::births_of_paged;
 use crate::checks;
 use crate::descriptors::table::{FileSurvey, OpenFiles};
 use crate::descriptors::terminal::ControllingTerminal;
@@ -18,15 +20,16 @@ use crate::engine_area;
 use crate::error::{Error, NamespacePid, RefusalKind, Result, kernel};
 use crate::mappings;
 use crate::memory;
+use crate::owed_pages::{self, StoredPages};
 use crate::page_store::PageStore;
 use crate::proc_files;
 use crate::process::{ProcessAttributes, ProcessImage, ProcessQuery, ProcessState};
 use crate::refusal::refuse;
-use crate::revive;
 use crate::rollback::puppet_of;
 use crate::thread::{ThreadImage, ThreadQuery};
 use crate::timers;
 use crate::tree::{Member, StoppedProcess, StoppedTree};
+use crate::watcher::Watcher;
 
 /// All processes of a sandbox but PID 1 at one moment. Immutable; shares pages with others.
 #[derive(Debug, Clone)]
@@ -94,6 +97,7 @@ impl StoppedTree<'_> {
         let (surveyed, open_files) = self.survey(store, externals)?;
         statistics.survey = started.elapsed();
         self.prepare_areas()?;
+        births_of_paged::find(self)?;
         let mut processes = Vec::with_capacity(self.processes.len());
         for (index, surveyed) in surveyed.into_iter().enumerate() {
             processes.push(self.capture_process(index, surveyed, store, &mut statistics)?);
@@ -156,7 +160,9 @@ impl StoppedTree<'_> {
             member.start_time = process.start_time;
             let (area, is_new) = engine_area::ensure(process, known, self.tree.syscall_offset, &mut buffer)?;
             if is_new {
-                *member = Member { start_time: process.start_time, ..Member::default() };
+                // The memory may still be the one that is watched: programs can remove the area.
+                let watcher = member.watcher.take().filter(Watcher::is_alive);
+                *member = Member { start_time: process.start_time, watcher, ..Member::default() };
             }
             (process.area, member.area) = (Some(area), Some(area));
         }
@@ -182,13 +188,22 @@ impl StoppedTree<'_> {
         let member = self.tree.members.entry(process.pid).or_default();
         watch(process, member, &surveyed.mappings)?;
         let base = member.base.as_ref().map(|base| base.pages.clone()).unwrap_or_default();
+        let hot = member.base.as_ref().map(|base| Arc::clone(&base.hot)).unwrap_or_default();
+        // Before the scan: what is supplied in between is present then.
+        let owed = member.watcher.as_ref().and_then(Watcher::space).map(PagedSpace::owed).unwrap_or_default();
+        let owed = owed_pages::owed_slots(&owed, &surveyed.mappings, store)?;
         let scan = memory::scan(process, &surveyed.mappings, true)?;
         // From here on the kernel's marks are gone: should copying fail, everything is copied
         // the next time.
         member.base = None;
-        let (pages, copied) = memory::copy_written(process, &surveyed.mappings, &scan, base, store)?;
+        let (pages, copied) = memory::copy_written(process, &surveyed.mappings, &scan, base, owed, store)?;
         let layout = layout(process, &attributes, surveyed.program)?;
-        let image = AddressSpaceImage { mappings: surveyed.mappings, pages, layout };
+        let image = AddressSpaceImage { mappings: surveyed.mappings, pages, layout, hot };
+        if let Some(space) = member.watcher.as_ref().and_then(Watcher::space) {
+            // The image has everything that is owed; older ones can go.
+            let source = StoredPages::source(image.pages.clone(), store);
+            space.change(|owed| owed.resupply(&source));
+        }
         member.base = Some(image.clone());
         statistics.copied_pages += copied;
         statistics.memory += started.elapsed();
@@ -220,7 +235,7 @@ impl StoppedTree<'_> {
 /// Watches all private mappings of a process.
 fn watch(process: &StoppedProcess, member: &mut Member, mappings: &[MappingImage]) -> Result<()> {
     if let Some(watcher) = &member.watcher {
-        match memory::watch_all(process.pid, watcher, mappings) {
+        match memory::watch_all(process.pid, watcher.userfaultfd(), mappings) {
             // The memory that it watched is no more: the process executed a program, and has
             // something where the area was.
             Err(Error::Kernel { source: Errno::NOMEM | Errno::SRCH, .. }) => {}
@@ -228,8 +243,8 @@ fn watch(process: &StoppedProcess, member: &mut Member, mappings: &[MappingImage
         }
     }
     member.base = None;
-    let watcher = revive::make_watcher(&puppet_of(process)?)?;
-    memory::watch_all(process.pid, &watcher, mappings)?;
+    let watcher = Watcher::tracking(&puppet_of(process)?)?;
+    memory::watch_all(process.pid, watcher.userfaultfd(), mappings)?;
     member.watcher = Some(watcher);
     Ok(())
 }

@@ -6,6 +6,7 @@
 
 pub mod address_space;
 mod births;
+mod births_of_paged;
 mod capture;
 mod checks;
 mod creation;
@@ -13,11 +14,13 @@ mod credentials;
 pub mod descriptors;
 mod engine_area;
 mod error;
+mod hot_pages;
 mod interrupted;
 mod mapping_diff;
 mod mappings;
 mod memory;
 mod memory_rollback;
+mod owed_pages;
 mod page_store;
 mod proc_files;
 mod process;
@@ -37,6 +40,7 @@ mod stored_pages;
 mod thread;
 mod timers;
 mod tree;
+mod watcher;
 mod words;
 
 pub use capture::{CaptureStatistics, ProcessTreeImage};

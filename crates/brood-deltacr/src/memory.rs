@@ -4,7 +4,9 @@
 //! write-protect mode. One scan of the page table then tells of each present page whether it was
 //! written and protects it anew. The rules, for a page of a private mapping:
 //!
-//! - absent, or the shared zero page: its source is zero (or the file), whatever it was before;
+//! - absent, but still owed to the process: it is taken over from whoever owes it;
+//! - absent otherwise, or the shared zero page: its source is zero (or the file), whatever it was
+//!   before;
 //! - present and written, or present and not in the parent image: it is copied;
 //! - present and not written: the parent image's slot still holds it.
 //!
@@ -21,8 +23,9 @@ use brood_kernel::userfaultfd::{Userfaultfd, Watch};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::address_space::{CHUNK_BYTES, MappingImage, PageTable, bits};
+use crate::address_space::{CHUNK_BYTES, Chunk, MappingImage, PageTable, bits};
 use crate::error::{Result, kernel, store as store_failed};
+use crate::owed_pages::Listed;
 use crate::page_store::{PageStore, Slot, runs_of_pairs};
 use crate::tree::StoppedProcess;
 
@@ -145,43 +148,69 @@ fn exclude(start: u64, end: u64, found: &mut [(u64, ChunkScan)]) {
     }
 }
 
-/// Copies the pages that a scan calls for and returns the new page table and their number.
+/// What becomes of a chunk.
+struct ChunkPlan {
+    number: u64,
+    /// Pages whose slot stays.
+    kept: u64,
+    /// Pages to be copied.
+    copied: u64,
+    /// Pages that the process is still owed, with the slots that have them.
+    owed: Vec<(usize, Slot)>,
+}
+
+/// Copies the pages that a scan calls for and returns the new page table and their number. Pages
+/// that the process is still owed are taken over from where they are.
 pub(crate) fn copy_written(
     process: &StoppedProcess,
     mappings: &[MappingImage],
     scan: &[(u64, ChunkScan)],
     base: PageTable,
+    mut owed: Listed,
     store: &Arc<PageStore>,
 ) -> Result<(PageTable, usize)> {
     let mut table = base.clone();
-    // Nothing is left of a chunk in which nothing is present.
-    let mut present = scan.iter().map(|(number, _)| *number).peekable();
-    for (number, _) in base.chunks() {
-        while present.next_if(|other| *other < number).is_some() {}
-        if present.peek() != Some(&number) {
-            table.replace(store, number, 0, &[]);
-        }
-    }
-    let plan: Vec<(u64, u64, u64)> = scan
-        .iter()
-        .filter_map(|(number, scan)| {
-            let stored = base.chunk(*number).map_or(0, |chunk| chunk.stored());
-            let kept = stored & scan.present & !scan.written;
-            let copied = scan.present & !kept;
-            (copied != 0 || kept != stored).then_some((*number, kept, copied))
-        })
-        .collect();
-    let total = plan.iter().map(|(_, _, copied)| copied.count_ones() as usize).sum();
+    let plan = plan(scan, &base, &mut owed);
+    let total = plan.iter().map(|chunk| chunk.copied.count_ones() as usize).sum();
     let slots = store.allocate(total).map_err(store_failed("allocate pages"))?;
     let mut next = slots.iter().copied();
     let mut pairs = Vec::with_capacity(total);
-    for (number, kept, copied) in plan {
-        let new: Vec<(usize, Slot)> = bits(copied).zip(&mut next).collect();
-        pairs.extend(new.iter().map(|(page, slot)| (number * CHUNK_BYTES + *page as u64 * PAGE, *slot)));
+    for ChunkPlan { number, kept, copied, owed: mut new } in plan {
+        new.iter().for_each(|(_, slot)| owed.take(*slot));
+        let copies = new.len();
+        new.extend(bits(copied).zip(&mut next));
+        pairs.extend(new[copies..].iter().map(|(page, slot)| (number * CHUNK_BYTES + *page as u64 * PAGE, *slot)));
         table.replace(store, number, kept, &new);
     }
     copy_pages(process, mappings, &pairs, store)?;
     Ok((table, total))
+}
+
+/// Decides about every chunk; those that stay as they are aren't listed.
+fn plan(scan: &[(u64, ChunkScan)], base: &PageTable, owed: &mut Listed) -> Vec<ChunkPlan> {
+    let mut scan = scan.iter().copied().peekable();
+    let mut stored = base.chunks().map(|(number, chunk)| (number, chunk.as_ref())).peekable();
+    let mut owed = std::mem::take(&mut owed.slots).into_iter().peekable();
+    let mut plan = Vec::new();
+    loop {
+        let heads = [scan.peek().map(|(n, _)| *n), stored.peek().map(|(n, _)| *n), owed.peek().map(|(n, _)| *n)];
+        let Some(number) = heads.into_iter().flatten().min() else { return plan };
+        let seen = scan.next_if(|(other, _)| *other == number).map(|(_, seen)| seen).unwrap_or_default();
+        let chunk = stored.next_if(|(other, _)| *other == number).map(|(_, chunk)| chunk);
+        let mut owed = owed.next_if(|(other, _)| *other == number).map(|(_, pages)| pages).unwrap_or_default();
+        let stored = chunk.map_or(0, Chunk::stored);
+        let mut kept = stored & seen.present & !seen.written;
+        let copied = seen.present & !kept;
+        owed.retain(|(page, slot)| {
+            let is_same = chunk.and_then(|chunk| chunk.slot(*page)) == Some(*slot);
+            let is_absent = seen.present >> page & 1 == 0;
+            kept |= u64::from(is_absent && is_same) << page;
+            is_absent && !is_same
+        });
+        if copied != 0 || kept != stored || !owed.is_empty() {
+            plan.push(ChunkPlan { number, kept, copied, owed });
+        }
+    }
 }
 
 fn copy_pages(

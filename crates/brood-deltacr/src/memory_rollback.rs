@@ -1,20 +1,25 @@
 //! Putting the memory of a living process back to an image: mappings first, then the pages that
 //! differ, which are those written since the last image and those in which the two images differ.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use brood_kernel::maps::Protection;
 use brood_kernel::shared_pages::PAGE_BYTES;
-use brood_kernel::userfaultfd::Userfaultfd;
+use brood_pager::{OwedMap, PagedSpace};
 
 use crate::address_space::{AddressSpaceImage, CHUNK_BYTES, Chunk, MappingImage, PageTable, bits};
 use crate::error::{Result, kernel};
+use crate::hot_pages;
 use crate::mapping_diff::{Change, changes};
 use crate::memory::{self, ChunkScan};
+use crate::owed_pages;
 use crate::page_store::{PageStore, Slot, runs_of_pairs};
+use crate::process::ProcessImage;
 use crate::puppet::Puppet;
 use crate::rebuild::{self, FileNumbers};
 use crate::tree::StoppedProcess;
+use crate::watcher::Watcher;
 
 /// Room that one mapping's calls take in a batch at most.
 const MAPPING_ROOM: usize = 900;
@@ -62,13 +67,18 @@ struct Plan {
 pub(crate) fn reset_pages(
     process: &StoppedProcess,
     puppet: &Puppet,
+    wanted: &ProcessImage,
     image: &AddressSpaceImage,
     base: &PageTable,
-    watcher: &Userfaultfd,
+    watcher: &Watcher,
     store: &Arc<PageStore>,
 ) -> Result<usize> {
+    // Faults that were reported before the stop must not be answered out of the former state.
+    let held = watcher.space().map(PagedSpace::hold);
+    let owed = watcher.space().map(|_| owed_pages::all_of(image, store)).unwrap_or_default();
+    owed_pages::watch(process.pid, watcher.userfaultfd(), &owed)?;
     let scan = memory::scan(process, &image.mappings, false)?;
-    let plan = plan(&scan, base, &image.pages);
+    let plan = plan(&scan, base, &image.pages, &owed);
     let mut mappings = image.mappings.iter().peekable();
     let (mut writable, mut protected) = (Vec::new(), Vec::new());
     for (address, slot) in &plan.write {
@@ -88,13 +98,35 @@ pub(crate) fn reset_pages(
     if !batch.is_empty() {
         puppet.run(&batch)?;
     }
-    rebuild::protect(puppet, watcher, runs.iter().chain(&protected))?;
+    rebuild::protect(puppet, watcher.userfaultfd(), runs.iter().chain(&protected))?;
+    if let Some(space) = watcher.space() {
+        owe_the_rest(space, owed, &scan, &plan.drop);
+    }
+    drop(held);
+    if let Some(space) = watcher.space() {
+        space.fill_now(&hot_pages::essential(wanted));
+    }
     Ok(plan.write.len() + plan.drop.len())
 }
 
+/// Has a process be owed what an image has and it hasn't.
+fn owe_the_rest(space: &PagedSpace, mut owed: OwedMap, scan: &[(u64, ChunkScan)], dropped: &[u64]) {
+    let mut absent: BTreeMap<u64, u64> = BTreeMap::new();
+    for address in dropped {
+        let page = (address % CHUNK_BYTES) as usize / PAGE_BYTES;
+        *absent.entry(address / CHUNK_BYTES).or_default() |= 1 << page;
+    }
+    for (number, seen) in scan {
+        let present = seen.present & !absent.get(number).copied().unwrap_or(0);
+        owed.settle_pages(*number, present);
+    }
+    space.change(|all| *all = owed);
+}
+
 /// Decides about every page. Pages of `base` that aren't present any more, and present pages that
-/// were written or are unknown to `base`, don't have the content that `base` says.
-fn plan(scan: &[(u64, ChunkScan)], base: &PageTable, target: &PageTable) -> Plan {
+/// were written or are unknown to `base`, don't have the content that `base` says. Absent pages
+/// that can be owed are, and so are those of long runs, which are dropped.
+fn plan(scan: &[(u64, ChunkScan)], base: &PageTable, target: &PageTable, owed: &OwedMap) -> Plan {
     let mut plan = Plan::default();
     let mut numbers: Vec<u64> = scan.iter().map(|(number, _)| *number).collect();
     numbers.extend(base.chunks().chain(target.chunks()).map(|(number, _)| number));
@@ -108,12 +140,21 @@ fn plan(scan: &[(u64, ChunkScan)], base: &PageTable, target: &PageTable) -> Plan
         let stored = |chunk: Option<&Arc<Chunk>>| chunk.map_or(0, |chunk| chunk.stored());
         let unknown = (seen.present & (seen.written | !stored(old))) | (stored(old) & !seen.present);
         let wrong = unknown | differing(old, new);
+        let can_be_owed = owable(owed, number) & stored(new);
         let address = |page: usize| number * CHUNK_BYTES + (page * PAGE_BYTES) as u64;
-        plan.drop.extend(bits(wrong & seen.present & !stored(new)).map(address));
-        let pages = bits(wrong & stored(new));
+        // A whole chunk to be written is as well dropped.
+        let dropped = if wrong & seen.present & can_be_owed == u64::MAX { u64::MAX } else { 0 };
+        plan.drop.extend(bits(wrong & seen.present & (!stored(new) | dropped)).map(address));
+        let pages = bits(wrong & stored(new) & !dropped & (seen.present | !can_be_owed));
         plan.write.extend(pages.filter_map(|page| Some((address(page), new?.slot(page)?))));
     }
     plan
+}
+
+/// The pages of a chunk that lie in ranges of a map.
+fn owable(owed: &OwedMap, number: u64) -> u64 {
+    let pieces = owed.pieces(number * CHUNK_BYTES, (number + 1) * CHUNK_BYTES);
+    pieces.into_iter().fold(0, |mask, (start, range)| mask | memory::page_mask(start, range.end))
 }
 
 /// Pages that are not stored in the same slot in both.
@@ -153,17 +194,18 @@ mod tests {
         base.replace(&store, 0, 0, &[(0, slots[0]), (1, slots[1])]);
         let mut target = base.clone();
         target.replace(&store, 0, 0b01, &[(1, slots[2]), (3, slots[3])]);
+        let nothing_owed = OwedMap::default();
         let nothing_written = [(0, ChunkScan { present: 0b11, written: 0 })];
-        let plan_now = plan(&nothing_written, &base, &target);
+        let plan_now = plan(&nothing_written, &base, &target, &nothing_owed);
         assert_eq!(plan_now.write, [(4096, slots[2]), (3 * 4096, slots[3])]);
         assert!(plan_now.drop.is_empty());
         let written = [(0, ChunkScan { present: 0b111, written: 0b101 })];
-        let plan_now = plan(&written, &base, &base);
+        let plan_now = plan(&written, &base, &base, &nothing_owed);
         assert_eq!((plan_now.write, plan_now.drop), (vec![(0, slots[0])], vec![2 * 4096]));
         let dropped = [(0, ChunkScan { present: 0b10, written: 0 })];
-        assert_eq!(plan(&dropped, &base, &base).write, [(0, slots[0])]);
+        assert_eq!(plan(&dropped, &base, &base, &nothing_owed).write, [(0, slots[0])]);
         let unknown = [(0, ChunkScan { present: 0b1_0011, written: 0 })];
-        assert_eq!(plan(&unknown, &base, &base).drop, [4 * 4096]);
+        assert_eq!(plan(&unknown, &base, &base, &nothing_owed).drop, [4 * 4096]);
     }
 
     #[test]

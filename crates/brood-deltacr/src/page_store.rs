@@ -4,7 +4,7 @@
 //! images. Slots of dropped checkpoints are used again while their memory is still allocated:
 //! the kernel takes several times longer to allocate a page than to copy one.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use brood_kernel::process_memory::{self, PageRun};
 use brood_kernel::shared_pages::{PAGE_BYTES, SharedPages};
@@ -43,7 +43,6 @@ impl Slot {
 
 #[derive(Debug, Default)]
 struct Slots {
-    segments: Vec<Arc<SharedPages>>,
     /// Reference count of every slot made so far.
     counts: Vec<u32>,
     /// Free slots whose memory is allocated, used last in first out.
@@ -55,7 +54,10 @@ struct Slots {
 /// Raw pages of checkpoints. Shared by all checkpoints whose sandboxes may share pages.
 #[derive(Debug, Default)]
 pub struct PageStore {
+    /// Lock order: slots before segments.
     slots: Mutex<Slots>,
+    /// Apart, so that reading a page never waits for those who allocate or release many.
+    segments: RwLock<Vec<Arc<SharedPages>>>,
 }
 
 /// How full a store is, in pages.
@@ -122,7 +124,7 @@ impl PageStore {
         while taken.len() < count {
             let slot = match slots.populated.pop().or_else(|| slots.empty.pop()) {
                 Some(slot) => slot,
-                None => slots.make()?,
+                None => self.make(&mut slots)?,
             };
             slots.counts[slot.index()] = 1;
             taken.push(slot);
@@ -155,8 +157,8 @@ impl PageStore {
                 slots.populated.push(slot);
                 continue;
             }
-            let (segment, page) = slot.place();
-            if slots.segments[segment].discard(page, 1).is_err() {
+            let (_, page) = slot.place();
+            if self.segment(slot).and_then(|segment| segment.discard(page, 1)).is_err() {
                 tracing::warn!(slot = slot.0, "a page of the store could not be given back");
             }
             slots.empty.push(slot);
@@ -190,6 +192,14 @@ impl PageStore {
         Ok((self.segment(slot)?, slot.place().1))
     }
 
+    /// Copies a slot's content to a buffer.
+    ///
+    /// # Errors
+    /// EINVAL if the slot is not of this store.
+    pub fn read_into(&self, slot: Slot, into: &mut [u8; PAGE_BYTES]) -> Result<()> {
+        self.segment(slot)?.read_into(slot.place().1, into)
+    }
+
     /// Copies a slot's content out.
     ///
     /// # Errors
@@ -208,28 +218,28 @@ impl PageStore {
                 _ => groups.push((segment, vec![page_run])),
             }
         }
-        let slots = self.lock();
-        let segment = |index: usize| slots.segments.get(index).cloned().ok_or(Errno::INVAL);
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        let segment = |index: usize| segments.get(index).cloned().ok_or(Errno::INVAL);
         groups.into_iter().map(|(index, runs)| Ok((segment(index)?, runs))).collect()
     }
 
     fn segment(&self, slot: Slot) -> Result<Arc<SharedPages>> {
-        self.lock().segments.get(slot.place().0).cloned().ok_or(Errno::INVAL)
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.get(slot.place().0).cloned().ok_or(Errno::INVAL)
+    }
+
+    fn make(&self, slots: &mut Slots) -> Result<Slot> {
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        if slots.counts.len() == segments.len() * SEGMENT_PAGES {
+            segments.push(Arc::new(SharedPages::new("brood-page-store", SEGMENT_PAGES)?));
+        }
+        slots.counts.push(0);
+        u32::try_from(slots.counts.len()).map(Slot).map_err(|_| Errno::NOMEM)
     }
 
     fn lock(&self) -> MutexGuard<'_, Slots> {
         // The counts are consistent between any two statements that can panic.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Slots {
-    fn make(&mut self) -> Result<Slot> {
-        if self.counts.len() == self.segments.len() * SEGMENT_PAGES {
-            self.segments.push(Arc::new(SharedPages::new("brood-page-store", SEGMENT_PAGES)?));
-        }
-        self.counts.push(0);
-        u32::try_from(self.counts.len()).map(Slot).map_err(|_| Errno::NOMEM)
     }
 }
 

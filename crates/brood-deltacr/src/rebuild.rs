@@ -15,9 +15,12 @@ use brood_kernel::userfaultfd::Userfaultfd;
 use crate::address_space::{AddressSpaceImage, CHUNK_BYTES, MappedFile, MappingImage, MappingKind, MemoryLayout, bits};
 use crate::error::{Error, Result, kernel, store as store_failed};
 use crate::memory;
+use crate::owed_pages;
 use crate::page_store::{PageStore, Slot, SlotRun, runs_of_pairs};
+use crate::process::ProcessImage;
 use crate::puppet::Puppet;
 use crate::seed::SpecialMapping;
+use crate::watcher::Watcher;
 use crate::words::{bytes_of_u64, signed};
 
 /// Where the kernel's own mappings are put on their way, so that source and target ranges may
@@ -146,43 +149,71 @@ const ADVICE: [(MappingFlags, i32); 8] = [
     (MappingFlags::RANDOM, libc::MADV_RANDOM),
 ];
 
-/// Copies all stored pages into fresh mappings and starts watching writes: the process then
-/// differs from the image by nothing.
+/// Stored pages by the way in which they get into a process.
+#[derive(Debug, Default)]
+struct Filling {
+    /// Into fresh anonymous memory, one list for each mapping: filling may not reach from one
+    /// into the next.
+    fresh: Vec<(u64, Vec<(u64, Slot)>)>,
+    /// Over what is there.
+    copies: Vec<(u64, Slot)>,
+    /// The same, where the process itself can't write.
+    protected: Vec<(u64, Slot)>,
+}
+
+/// Sees to it that a process with fresh mappings gets all stored pages, now or when it touches
+/// them, and starts watching writes: the process then differs from the image by nothing.
 pub(crate) fn fill(
     puppet: &Puppet,
+    image: &ProcessImage,
     space: &AddressSpaceImage,
     store: &Arc<PageStore>,
-    watcher: &Userfaultfd,
+    watcher: &Watcher,
 ) -> Result<()> {
-    memory::watch_all(puppet.pid, watcher, &space.mappings)?;
-    let mut mappings = space.mappings.iter().peekable();
-    // One list for each mapping: filling may not reach from one into the next.
-    let mut fresh: Vec<(u64, Vec<(u64, Slot)>)> = Vec::new();
-    let (mut copies, mut protected) = (Vec::new(), Vec::new());
-    for (number, chunk) in space.pages.chunks() {
-        for page in bits(chunk.stored()) {
-            let address = number * CHUNK_BYTES + (page * PAGE_BYTES) as u64;
-            while mappings.next_if(|mapping| mapping.end <= address).is_some() {}
-            let (Some(mapping), Some(slot)) = (mappings.peek(), chunk.slot(page)) else { continue };
-            match (&mapping.kind, fresh.last_mut()) {
-                (MappingKind::Anonymous, Some((start, pages))) if *start == mapping.start => {
-                    pages.push((address, slot))
-                }
-                (MappingKind::Anonymous, _) => fresh.push((mapping.start, vec![(address, slot)])),
-                _ if mapping.protection.contains(Protection::WRITE) => copies.push((address, slot)),
-                _ => protected.push((address, slot)),
-            }
-        }
+    let userfaultfd = watcher.userfaultfd();
+    if let Some(paged) = watcher.space() {
+        let owed = owed_pages::all_of(space, store);
+        owed_pages::watch(puppet.pid, userfaultfd, &owed)?;
+        paged.change(|all| *all = owed);
     }
+    memory::watch_all(puppet.pid, userfaultfd, &space.mappings)?;
+    let Filling { fresh, copies, protected } = sort_pages(space, watcher.space().is_some());
     for run in fresh.into_iter().flat_map(|(_, pages)| runs_of_pairs(pages.into_iter())) {
         let (segment, first) = store.locate(run.first).map_err(store_failed("find pages"))?;
-        watcher.copy(run.address, &segment, first, run.pages, true).map_err(kernel(puppet.pid, "fill memory"))?;
+        userfaultfd.copy(run.address, &segment, first, run.pages, true).map_err(kernel(puppet.pid, "fill memory"))?;
     }
     let runs = runs_of_pairs(copies.into_iter());
     store.copy_to(puppet.pid, &runs).map_err(kernel(puppet.pid, "fill memory"))?;
     write_protected(puppet, &protected, store)?;
     let protected = runs_of_pairs(protected.into_iter());
-    protect(puppet, watcher, runs.iter().chain(&protected))
+    protect(puppet, userfaultfd, runs.iter().chain(&protected))?;
+    if let Some(paged) = watcher.space() {
+        let filled = paged.fill_now(&space.hot.ranges(image));
+        tracing::trace!(pid = ?puppet.pid, filled, "pages were copied ahead");
+    }
+    Ok(())
+}
+
+fn sort_pages(space: &AddressSpaceImage, paged: bool) -> Filling {
+    let mut filling = Filling::default();
+    let mut mappings = space.mappings.iter().peekable();
+    for (number, chunk) in space.pages.chunks() {
+        for page in bits(chunk.stored()) {
+            let address = number * CHUNK_BYTES + (page * PAGE_BYTES) as u64;
+            while mappings.next_if(|mapping| mapping.end <= address).is_some() {}
+            let (Some(mapping), Some(slot)) = (mappings.peek(), chunk.slot(page)) else { continue };
+            match (&mapping.kind, filling.fresh.last_mut()) {
+                _ if paged && owed_pages::can_be_owed(mapping) => {}
+                (MappingKind::Anonymous, Some((start, pages))) if *start == mapping.start => {
+                    pages.push((address, slot))
+                }
+                (MappingKind::Anonymous, _) => filling.fresh.push((mapping.start, vec![(address, slot)])),
+                _ if mapping.protection.contains(Protection::WRITE) => filling.copies.push((address, slot)),
+                _ => filling.protected.push((address, slot)),
+            }
+        }
+    }
+    filling
 }
 
 /// Writes pages of mappings that the process itself can't write.

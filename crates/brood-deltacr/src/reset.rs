@@ -161,9 +161,9 @@ fn reset_memory(
     }
     let watcher = member.watcher.as_ref().ok_or_else(missing)?;
     if !is_same {
-        memory::watch_all(process.pid, watcher, &space.mappings)?;
+        memory::watch_all(process.pid, watcher.userfaultfd(), &space.mappings)?;
     }
-    let pages = reset_pages(process, puppet, space, &base.pages, watcher, &supplies.image.store)?;
+    let pages = reset_pages(process, puppet, wanted, space, &base.pages, watcher, &supplies.image.store)?;
     member.base = Some(space.clone());
     Ok(pages)
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use brood_kernel::clone;
 use brood_kernel::injection::{Batch, BatchResults, InjectionError};
 use brood_kernel::ptrace;
-use brood_kernel::userfaultfd::{Features, Userfaultfd};
-use linux_raw_sys::general::UFFD_USER_MODE_ONLY;
+use brood_pager::{Adoption, Observer};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -16,7 +16,6 @@ use rustix::process::Pid;
 use crate::address_space::{AddressSpaceImage, MappedFile, MappingKind};
 use crate::births::{Made, wait_for_birth};
 use crate::descriptors::OpenFileKind;
-use crate::descriptors::table::duplicate;
 use crate::error::{Error, NamespacePid, Result, kernel};
 use crate::process::{self, ProcessImage, ProcessState};
 use crate::puppet::Puppet;
@@ -27,6 +26,7 @@ use crate::signals::{self, SIGNAL_SET_BYTES};
 use crate::thread::{self, ThreadImage};
 use crate::timers;
 use crate::tree::Member;
+use crate::watcher::{Paging, Watcher};
 use crate::words::bytes_of_u64;
 
 /// Flags that make a thread.
@@ -53,6 +53,8 @@ pub(crate) struct Received {
     program: i32,
     working_directory: i32,
     root_directory: Option<i32>,
+    /// The device that makes userfaultfds.
+    userfaultfd: Option<i32>,
     highest: i32,
 }
 
@@ -61,7 +63,8 @@ impl Received {
     pub(crate) fn for_descriptors(numbers: impl Iterator<Item = (usize, i32)>) -> Self {
         let open: BTreeMap<usize, i32> = numbers.collect();
         let highest = open.values().copied().max().unwrap_or(0);
-        Self { open, mapped: BTreeMap::new(), program: -1, working_directory: -1, root_directory: None, highest }
+        let (mapped, root_directory, userfaultfd) = (BTreeMap::new(), None, None);
+        Self { open, mapped, program: -1, working_directory: -1, root_directory, userfaultfd, highest }
     }
 }
 
@@ -75,14 +78,15 @@ pub(crate) fn revive(
     let puppet = &made.puppet;
     let missing = || Error::DoesNotFit { reason: format!("process {} has no memory", image.pid) };
     let space = image.memory.as_ref().ok_or_else(missing)?;
-    let received = receive(puppet, image, space, supplies)?;
+    let device = seed.paging().map(Paging::device);
+    let received = receive(puppet, image, space, supplies, device)?;
     let number = |file: &MappedFile, writable: bool| {
         let number = received.mapped.get(&(file.clone(), writable)).copied();
         number.ok_or_else(|| Error::DoesNotFit { reason: format!("{file:?} was not handed over") })
     };
     rebuild::make_mappings(puppet, space, seed.specials(), &number)?;
-    let watcher = make_watcher(puppet)?;
-    rebuild::fill(puppet, space, &supplies.image.store, &watcher)?;
+    let watcher = make_watcher(puppet, seed, &received, space)?;
+    rebuild::fill(puppet, image, space, &supplies.image.store, &watcher)?;
     let threads = settle(puppet, image, space, &received, supplies)?;
     let own = supplies.image.processes.iter().filter(|other| other.parent == image.pid);
     let has_zombies = own.clone().any(|child| matches!(child.state, ProcessState::Zombie(_)));
@@ -102,6 +106,7 @@ fn receive(
     image: &ProcessImage,
     space: &AddressSpaceImage,
     supplies: &mut Supplies<'_>,
+    userfaultfd: Option<BorrowedFd<'_>>,
 ) -> Result<Received> {
     let mut open: Vec<usize> = image.descriptors.iter().map(|descriptor| descriptor.file.0).collect();
     open.sort_unstable();
@@ -130,6 +135,7 @@ fn receive(
     files.extend(mapped.iter().filter_map(|(file, writable)| supplies.mapped(file, *writable)));
     files.push(std::os::fd::AsFd::as_fd(&working_directory));
     files.extend(root_directory.as_ref().map(std::os::fd::AsFd::as_fd));
+    files.extend(userfaultfd);
     let numbers = puppet.give(&files)?;
     let highest = numbers.iter().copied().max().unwrap_or(0);
     let mut numbers = numbers.into_iter();
@@ -137,22 +143,16 @@ fn receive(
     let mapped: BTreeMap<(MappedFile, bool), i32> = mapped.into_iter().zip(&mut numbers).collect();
     let program = mapped.get(&(MappedFile::Path(space.layout.program.clone()), false)).copied().unwrap_or(-1);
     let working_directory = numbers.next().unwrap_or(-1);
-    Ok(Received { open, mapped, program, working_directory, root_directory: numbers.next(), highest })
+    let root_directory = root_directory.and_then(|_| numbers.next());
+    let userfaultfd = numbers.next();
+    Ok(Received { open, mapped, program, working_directory, root_directory, userfaultfd, highest })
 }
 
-/// Makes a userfaultfd that tracks writes.
-pub(crate) fn make_watcher(puppet: &Puppet) -> Result<Userfaultfd> {
-    let mut batch = puppet.batch();
-    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs() | UFFD_USER_MODE_ONLY;
-    let make = batch.call(libc::SYS_userfaultfd, &[u64::from(flags)]);
-    let number = puppet.run(&batch)?.result(make).map_err(kernel(puppet.pid, "watch writes"))?;
-    let descriptor = duplicate(puppet.pid, i32::try_from(number).unwrap_or(-1));
-    let mut batch = puppet.batch();
-    batch.call(libc::SYS_close, &[number]);
-    puppet.run(&batch)?;
-    let descriptor = descriptor.map_err(kernel(puppet.pid, "take over a userfaultfd"))?;
-    let features = Features::WRITE_PROTECT_ASYNC | Features::WRITE_PROTECT_UNPOPULATED;
-    Userfaultfd::start(descriptor, features).map_err(kernel(puppet.pid, "watch writes"))
+/// Makes the watcher of a process, in the care of the pager if there is one.
+fn make_watcher(puppet: &Puppet, seed: &Seed, received: &Received, space: &AddressSpaceImage) -> Result<Watcher> {
+    let Some((paging, device)) = seed.paging().zip(received.userfaultfd) else { return Watcher::tracking(puppet) };
+    let adoption = Adoption { keep_clean: true, observer: Some(Arc::clone(&space.hot) as Arc<dyn Observer>) };
+    paging.watcher(puppet, device, adoption)
 }
 
 /// Directories, layout, descriptors, attributes; at last the other threads, whose ids are

@@ -6,11 +6,12 @@
 //! itself when the engine does.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use brood_kernel::injection::{self, Batch, CODE_BYTES, EngineArea};
 use brood_kernel::ptrace::{self, Options, Stop};
 use brood_kernel::{clone, maps};
+use brood_pager::Pager;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
@@ -18,6 +19,7 @@ use crate::engine_area::WANTED_ADDRESS;
 use crate::error::{Error, Result, kernel};
 use crate::puppet::Puppet;
 use crate::signals;
+use crate::watcher::Paging;
 
 /// How the seed and all that descends from it are traced. They die with the engine until they
 /// are let go.
@@ -50,6 +52,8 @@ pub struct Seed {
     turn: Mutex<()>,
     /// The seed reads from the other end and ends when this one is closed.
     _pipe: OwnedFd,
+    /// Restored processes get their pages when they touch them.
+    paging: Option<Paging>,
 }
 
 /// The seed while it is traced by this thread.
@@ -91,9 +95,24 @@ impl Seed {
         let puppet = Puppet::new(pid, pid, area)?;
         empty(&puppet, &specials, reader.as_raw_fd())?;
         guard.0 = None;
-        let seed = Self { pid, area, specials, turn: Mutex::new(()), _pipe: writer };
+        let seed = Self { pid, area, specials, turn: Mutex::new(()), _pipe: writer, paging: None };
         park(&puppet)?;
         Ok(seed)
+    }
+
+    /// Has the processes that descend from this seed get their pages from a pager when they touch
+    /// them, instead of all pages before they run.
+    ///
+    /// # Errors
+    /// If the host doesn't allow it: the kernel lacks something or `/dev/userfaultfd` can't be
+    /// opened. The seed works as before then.
+    pub fn page_with(&mut self, pager: Arc<Pager>) -> Result<()> {
+        self.paging = Some(Paging::new(pager)?);
+        Ok(())
+    }
+
+    pub(crate) fn paging(&self) -> Option<&Paging> {
+        self.paging.as_ref()
     }
 
     pub(crate) fn specials(&self) -> &[SpecialMapping] {

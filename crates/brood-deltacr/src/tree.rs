@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use brood_kernel::injection::EngineArea;
 use brood_kernel::ptrace::{self, Options, Registers, Stop};
-use brood_kernel::userfaultfd::Userfaultfd;
 use brood_kernel::{injection, process_memory};
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -20,6 +19,7 @@ use crate::error::{Error, NamespacePid, Result, kernel};
 use crate::interrupted;
 use crate::mappings::KnownMappings;
 use crate::proc_files::{self, Status};
+use crate::watcher::Watcher;
 
 /// Rounds of listing after which a tree that still grows is left alone. Children of stopped
 /// tasks are attached at birth, so each round only finds what was born before it.
@@ -44,7 +44,7 @@ pub(crate) struct Member {
     /// Where code can be run in it.
     pub(crate) area: Option<EngineArea>,
     /// Watches its writes since `base`.
-    pub(crate) watcher: Option<Userfaultfd>,
+    pub(crate) watcher: Option<Watcher>,
     /// The image that its memory is compared with.
     pub(crate) base: Option<AddressSpaceImage>,
     /// Its mappings at the last look.

@@ -63,11 +63,20 @@ impl SharedPages {
     /// EINVAL if there is no such page.
     pub fn read(&self, page: usize) -> Result<[u8; PAGE_BYTES]> {
         let mut content = [0_u8; PAGE_BYTES];
-        let source = self.pointer(page, 1)?;
-        // SAFETY: `pointer` checked that a whole page lies there; `content` is as large and
-        // doesn't overlap the mapping.
-        unsafe { ptr::copy_nonoverlapping(source, content.as_mut_ptr(), PAGE_BYTES) };
+        self.read_into(page, &mut content)?;
         Ok(content)
+    }
+
+    /// Copies a page's content to a buffer.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such page.
+    pub fn read_into(&self, page: usize, into: &mut [u8; PAGE_BYTES]) -> Result<()> {
+        let source = self.pointer(page, 1)?;
+        // SAFETY: `pointer` checked that a whole page lies there; `into` is as large and can't
+        // overlap the mapping, to which nothing ever refers.
+        unsafe { ptr::copy_nonoverlapping(source, into.as_mut_ptr(), PAGE_BYTES) };
+        Ok(())
     }
 
     /// Replaces a page's content.

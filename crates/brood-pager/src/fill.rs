@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use brood_kernel::fault_service::{Answer, PageBuffer};
 use brood_kernel::shared_pages::PAGE_BYTES;
@@ -20,6 +21,10 @@ const BATCH_PAGES: usize = 8;
 /// Times that a copy is put off because the address space is being changed before its page is
 /// left alone: it is supplied when it is touched.
 const DELAYS_MAX: usize = 1000;
+
+/// Pause between looks at a space to which nothing is supplied for the moment (a rollback, which
+/// takes about a millisecond).
+const HOLD_PAUSE: Duration = Duration::from_micros(200);
 
 type Job = (Weak<Space>, Vec<Range<PageAddress>>);
 
@@ -87,6 +92,11 @@ pub(crate) fn fill(space: &Space, counters: &Counters, ranges: &[Range<PageAddre
                 continue;
             }
             let mut state = space.state();
+            if state.held {
+                drop(state);
+                std::thread::park_timeout(HOLD_PAUSE);
+                continue;
+            }
             match fill_batch(space, &mut state, &mut buffer, at, range.end.get()) {
                 Step::Filled { pages, next } => {
                     total += pages;

@@ -30,5 +30,5 @@ pub use latency::LatencyHistogram;
 pub use owed::{Owed, OwedMap, OwedRange};
 pub use pager::{FEATURES, Pager, PagerError, Settings};
 pub use source::{Observer, PageAddress, PageSource, Supply};
-pub use space::{Adoption, PagedSpace, SpaceId};
+pub use space::{Adoption, HeldSpace, PagedSpace, SpaceId};
 pub use statistics::PagerStatistics;

@@ -104,6 +104,23 @@ impl OwedMap {
         }
     }
 
+    /// Notes that some of the 64 pages from `number * 64` pages on, given as bits, are in place.
+    pub fn settle_pages(&mut self, number: u64, pages: u64) {
+        if pages != 0 {
+            let word = self.settled_mask(number);
+            self.settled.insert(number, word | pages);
+        }
+    }
+
+    /// Has everything that is owed come from one source, which knows each page by the address
+    /// that it has now.
+    pub fn resupply(&mut self, source: &Arc<dyn PageSource>) {
+        let moved = |(start, range): (&u64, &OwedRange)| {
+            (*start, OwedRange { source: Arc::clone(source), origin: *start, ..range.clone() })
+        };
+        self.ranges = self.ranges.iter().map(moved).collect();
+    }
+
     /// Notes that memory was moved.
     pub fn relocate(&mut self, from: u64, to: u64, bytes: u64) {
         let pieces = self.pieces(from, from + bytes);

@@ -117,3 +117,15 @@ fn a_huge_reservation_costs_nothing() {
     assert_eq!(owed.origin.get(), 2 * terabyte - PAGE);
     assert!(map.lookup(PageAddress::of(terabyte)).is_none());
 }
+
+#[test]
+fn another_source_takes_over_what_is_still_owed() {
+    let mut map = OwedMap::default();
+    map.owe(0, 10 * PAGE, Arc::new(Numbered(1)), 100 * PAGE);
+    map.settle(2 * PAGE, 3 * PAGE);
+    map.relocate(0, 50 * PAGE, 10 * PAGE);
+    let source: Arc<dyn PageSource> = Arc::new(Numbered(2));
+    map.resupply(&source);
+    let twin: Twin = (50..60).filter(|page| *page != 52).map(|page| (page, (2, page))).collect();
+    check(&map, &twin);
+}

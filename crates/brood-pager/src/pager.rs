@@ -130,6 +130,14 @@ impl Shared {
         self.all().into_iter().filter(|space| space.lineage == lineage).collect()
     }
 
+    /// Works off what waits in a space on this thread.
+    pub(crate) fn serve_here(self: &Arc<Self>, space: &Arc<Space>) {
+        let mut server = Server::new(Arc::clone(self));
+        while server.drain(space) == Outcome::Unfinished && !self.stopping.load(Ordering::Acquire) {
+            std::thread::park_timeout(RETRY_INTERVAL);
+        }
+    }
+
     /// Stops serving spaces whose process has ended. The caller holds the state of none.
     pub(crate) fn remove_ended(&self) {
         for space in self.all() {

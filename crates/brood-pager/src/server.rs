@@ -82,6 +82,12 @@ impl Server {
                 return Outcome::Idle;
             }
             self.apply(space, &mut state);
+            if state.held {
+                if quiet {
+                    return Outcome::Idle;
+                }
+                continue;
+            }
             if !self.settle_doubts(space, &mut state) || !self.answer_all(space, &mut state) {
                 return Outcome::Ended;
             }

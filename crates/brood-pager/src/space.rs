@@ -43,6 +43,8 @@ pub(crate) struct State {
     pub(crate) waiting: Vec<Waiting>,
     /// Removed ranges of which it isn't certain that they weren't filled by a move since.
     pub(crate) doubtful: Vec<(u64, u64)>,
+    /// Nothing is supplied at present: what is owed is being changed.
+    pub(crate) held: bool,
 }
 
 /// A fault and when it was read.
@@ -145,9 +147,18 @@ impl PagedSpace {
         self.space.state().owed.owe(range.start.get(), range.end.get(), source, origin.get());
     }
 
-    /// Replaces everything that is owed. As for [`owe`](Self::owe), the process stands still.
-    pub fn replace(&self, owed: OwedMap) {
-        self.space.state().owed = owed;
+    /// Changes what is owed in one step. As for [`owe`](Self::owe), the process stands still.
+    pub fn change(&self, change: impl FnOnce(&mut OwedMap)) {
+        change(&mut self.space.state().owed);
+    }
+
+    /// Supplies nothing until the result is dropped, however many tasks wait: for changing both
+    /// the content of pages and what is owed. Reports are still followed. The process stands
+    /// still, and nobody touches absent pages of it meanwhile.
+    #[must_use]
+    pub fn hold(&self) -> HeldSpace<'_> {
+        self.space.state().held = true;
+        HeldSpace { space: self }
     }
 
     /// What is owed now. If the process stands still, this is exact.
@@ -181,6 +192,25 @@ impl PagedSpace {
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.space.is_alive()
+    }
+}
+
+/// A space to which nothing is supplied until this is dropped.
+#[derive(Debug)]
+pub struct HeldSpace<'space> {
+    space: &'space PagedSpace,
+}
+
+impl Drop for HeldSpace<'_> {
+    fn drop(&mut self) {
+        let waits = {
+            let mut state = self.space.space.state();
+            state.held = false;
+            !state.waiting.is_empty() || !state.doubtful.is_empty()
+        };
+        if waits {
+            self.space.shared.serve_here(&self.space.space);
+        }
     }
 }
 

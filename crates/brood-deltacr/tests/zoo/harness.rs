@@ -11,6 +11,7 @@ use brood_deltacr::descriptors::{Endpoint, EndpointKind, ExternalKey, Externals}
 use brood_deltacr::{
     PageStore, ProcessTreeImage, RestoreTarget, RollbackRequest, RollbackStatistics, SandboxRoot, Seed, Tree,
 };
+use brood_pager::{Pager, Settings};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Pid;
 
@@ -230,7 +231,19 @@ impl Drop for Sandbox {
 /// One seed for all tests of a process.
 pub fn seed() -> &'static Seed {
     static SEED: OnceLock<Seed> = OnceLock::new();
-    SEED.get_or_init(|| Seed::new().unwrap())
+    SEED.get_or_init(|| {
+        let mut seed = Seed::new().unwrap();
+        if std::env::var_os("BROOD_ZOO_EAGER").is_none() {
+            seed.page_with(Arc::clone(pager())).unwrap();
+        }
+        seed
+    })
+}
+
+/// The pager that supplies the pages of restored processes.
+pub fn pager() -> &'static Arc<Pager> {
+    static PAGER: OnceLock<Arc<Pager>> = OnceLock::new();
+    PAGER.get_or_init(|| Arc::new(Pager::new(Settings::default()).unwrap()))
 }
 
 /// Captures a tree and lets it go on.
