@@ -60,3 +60,4 @@ pub use signals::SignalAction;
 pub use thread::ThreadImage;
 pub use timers::{PosixTimer, TimerSetting, Timers};
 pub use tree::{StoppedTree, Tree};
+pub use watcher::Paging;

@@ -2,34 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
 
-use brood_kernel::fault_service::USERFAULTFD_IOC_NEW;
 use brood_kernel::injection::{Batch, CallIndex};
 use brood_kernel::ptrace;
-use brood_kernel::userfaultfd::{Features, Userfaultfd, Watch};
+use brood_pager::{Adoption, PagedSpace};
 use rustix::process::Pid;
 
-use crate::descriptors::table::duplicate;
+use crate::births_of_paged;
 use crate::engine_area;
 use crate::error::{Error, Result, kernel};
 use crate::proc_files;
 use crate::puppet::Puppet;
 use crate::tree::{StoppedProcess, StoppedTree, Tree, list_descendants};
+use crate::watcher::{Paging, Watcher};
 
-/// What has to be followed for absent pages to stay those of their process, and the tracking of writes.
-const FOLLOWED: Features = Features::EVENT_FORK
-    .union(Features::EVENT_REMAP)
-    .union(Features::EVENT_REMOVE)
-    .union(Features::EVENT_UNMAP)
-    .union(Features::POISON)
-    .union(Features::WRITE_PROTECT_ASYNC)
-    .union(Features::WRITE_PROTECT_UNPOPULATED);
 const PAGE_BYTES: u64 = 4096;
 /// Most pages of arguments and of environment that stay; more is not shown by any tool.
 const TEXT_PAGES_MAX: usize = 32;
-/// Bytes of a mapping that is made to see who notices.
-const PROBE_BYTES: u64 = 4096;
 /// Room that one call without data takes in a batch.
 const CALL_ROOM: usize = 96;
 
@@ -49,6 +38,20 @@ impl Tree {
     /// If PID 1 is gone.
     pub fn running(&self) -> Result<Vec<Pid>> {
         list_descendants(self.init())
+    }
+}
+
+impl Tree {
+    /// The address spaces of processes that are in the care of a pager, as far as the tree knows.
+    pub fn spaces(&self) -> impl Iterator<Item = (Pid, &PagedSpace)> {
+        let spaces = self.members.iter().map(|(pid, member)| (*pid, member.watcher.as_ref().and_then(Watcher::space)));
+        spaces.filter_map(|(pid, space)| Some((pid, space?)))
+    }
+
+    /// That of one process.
+    #[must_use]
+    pub fn space(&self, pid: Pid) -> Option<&PagedSpace> {
+        self.members.get(&pid)?.watcher.as_ref()?.space()
     }
 }
 
@@ -113,63 +116,37 @@ impl StoppedTree<'_> {
         Ok(kept)
     }
 
-    /// Makes a userfaultfd for a process that can follow all that happens to its memory and also serves touches from
-    /// inside system calls. `device` is `/dev/userfaultfd`.
-    ///
-    /// The tree's own tracking of the process' writes ends: an address space has one userfaultfd for each mapping.
+    /// The address space of a process in the care of the pager, which it is put into if it isn't yet. The tree's tracking
+    /// of its writes then starts anew: the next capture copies all its pages.
     ///
     /// # Errors
     /// If there is no such process, or code can't be run in it.
-    pub fn make_userfaultfd(&mut self, pid: Pid, device: BorrowedFd<'_>) -> Result<Userfaultfd> {
+    pub fn paged(&mut self, pid: Pid, paging: &Paging) -> Result<&PagedSpace> {
         self.prepare_areas()?;
+        births_of_paged::find(self)?;
         let process = self.alive(pid)?;
-        let (Some(area), Some(leader)) = (process.area, process.threads.first()) else {
+        let (area, start_time) = (process.area, process.start_time);
+        let (Some(area), Some(leader)) = (area, process.threads.first().map(|thread| thread.tid)) else {
             return Err(Error::Malformed { pid: pid.as_raw_nonzero().get(), what: "the threads" });
         };
-        let puppet = Puppet::new(pid, leader.tid, area)?;
-        let [device] = puppet.give(&[device])?[..] else {
-            return Err(Error::Malformed { pid: pid.as_raw_nonzero().get(), what: "the descriptors" });
-        };
-        let flags = u64::from((libc::O_CLOEXEC | libc::O_NONBLOCK).unsigned_abs());
-        let mut batch = puppet.batch();
-        let device = u64::from(device.unsigned_abs());
-        let made = batch.attempt(libc::SYS_ioctl, &[device, USERFAULTFD_IOC_NEW.into(), flags]);
-        batch.call(libc::SYS_close, &[device]);
-        let number = puppet.run(&batch)?.result(made).map_err(kernel(pid, "watch the memory"))?;
-        let descriptor = duplicate(pid, i32::try_from(number).unwrap_or(-1));
-        let mut batch = puppet.batch();
-        batch.call(libc::SYS_close, &[number]);
-        puppet.run(&batch)?;
-        let descriptor = descriptor.map_err(kernel(pid, "take over a userfaultfd"))?;
-        let made = Userfaultfd::start(descriptor, FOLLOWED).map_err(kernel(pid, "watch the memory"))?;
-        if let Some(member) = self.tree.members.get_mut(&pid) {
+        let member = self.tree.members.entry(pid).or_default();
+        member.start_time = start_time;
+        let is_paged = member.watcher.as_ref().is_some_and(|watcher| watcher.space().is_some() && watcher.is_alive());
+        if !is_paged {
+            // The old one first: a mapping has one at most.
             (member.watcher, member.base) = (None, None);
+            let puppet = Puppet::new(pid, leader, area)?;
+            let [device] = puppet.give(&[paging.device()])?[..] else {
+                return Err(Error::Malformed { pid: pid.as_raw_nonzero().get(), what: "the descriptors" });
+            };
+            let made = paging.watcher(&puppet, device, Adoption { keep_clean: true, observer: None });
+            let mut batch = puppet.batch();
+            batch.call(libc::SYS_close, &[u64::from(device.unsigned_abs())]);
+            puppet.run(&batch)?;
+            member.watcher = Some(made?);
         }
-        Ok(made)
-    }
-
-    /// Whether a userfaultfd serves this process' memory, rather than that of another.
-    ///
-    /// # Errors
-    /// If there is no such process, or code can't be run in it.
-    pub fn is_served_by(&mut self, pid: Pid, userfaultfd: &Userfaultfd) -> Result<bool> {
-        self.prepare_areas()?;
-        let process = self.alive(pid)?;
-        let (Some(area), Some(leader)) = (process.area, process.threads.first()) else { return Ok(false) };
-        // Only in the memory that it serves does a mapping come and go for it.
-        let probe = area.end();
-        let mut batch = Batch::new(area);
-        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE) as u64;
-        let made = batch.attempt(libc::SYS_mmap, &[probe, PROBE_BYTES, libc::PROT_NONE as u64, flags, u64::MAX, 0]);
-        if engine_area::run(process, leader, &batch)?.result(made).is_err() {
-            return Ok(false);
-        }
-        let with = userfaultfd.register(probe, PROBE_BYTES, Watch::MISSING).is_ok();
-        let mut batch = Batch::new(area);
-        batch.call(libc::SYS_munmap, &[probe, PROBE_BYTES]);
-        engine_area::run(process, leader, &batch)?;
-        let without = userfaultfd.register(probe, PROBE_BYTES, Watch::MISSING).is_ok();
-        Ok(with && !without)
+        let space = member.watcher.as_ref().and_then(Watcher::space);
+        space.ok_or(Error::Malformed { pid: pid.as_raw_nonzero().get(), what: "the watcher" })
     }
 
     fn alive(&self, pid: Pid) -> Result<&StoppedProcess> {

@@ -74,15 +74,17 @@ fn take_over(puppet: &Puppet, number: u64) -> Result<OwnedFd> {
 
 /// What it takes to restore processes whose pages are owed.
 #[derive(Debug)]
-pub(crate) struct Paging {
+pub struct Paging {
     pager: Arc<Pager>,
     device: OwnedFd,
 }
 
 impl Paging {
+    /// With the pager that is to serve them.
+    ///
     /// # Errors
     /// If the host doesn't let the engine make userfaultfds that also serve system calls.
-    pub(crate) fn new(pager: Arc<Pager>) -> Result<Self> {
+    pub fn new(pager: Arc<Pager>) -> Result<Self> {
         let own: Pid = rustix::process::getpid();
         let device = fault_service::open_device().map_err(kernel(own, "open /dev/userfaultfd"))?;
         // Whether the kernel has all that is needed shows before any process depends on it.

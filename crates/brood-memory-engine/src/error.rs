@@ -27,12 +27,6 @@ pub enum Error {
         #[source]
         source: Errno,
     },
-    /// The process has ended.
-    #[error("process {pid} is gone")]
-    Gone {
-        /// The process, as the host sees it.
-        pid: i32,
-    },
     /// The pool's memory can't be made.
     #[error("cannot make the pool of encoded pages")]
     PoolMemory(#[source] std::io::Error),

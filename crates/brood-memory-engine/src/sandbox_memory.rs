@@ -2,18 +2,16 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use brood_deltacr::{ProcessIdentity, StoppedTree};
-use brood_pager::{Adoption, OwedMap, PageAddress, PagedSpace, Pager};
+use brood_deltacr::{Paging, Tree};
+use brood_pager::{OwedMap, PageAddress, SpaceId};
 use brood_pages::PageNumber;
 use rustix::process::Pid;
 
 use crate::cohort::{Kin, LineageName, SharedCohort};
 use crate::engine::MemoryEngine;
-use crate::error::{Error, Result};
 use crate::program;
 use crate::report::RestoreReport;
 use crate::squeezed::{SqueezedPages, SqueezedUsage};
@@ -24,10 +22,8 @@ use crate::template::TemplatePages;
 pub struct Machinery {
     /// Pool and cohorts.
     pub engine: Arc<MemoryEngine>,
-    /// Answers the faults of squeezed processes.
-    pub pager: Arc<Pager>,
-    /// `/dev/userfaultfd`.
-    pub device: Arc<OwnedFd>,
+    /// The pager that answers the faults of squeezed processes, and what it takes to put one into its care.
+    pub paging: Arc<Paging>,
 }
 
 /// One sandbox' squeezed memory.
@@ -38,14 +34,13 @@ pub struct SandboxMemory {
     pub(crate) machinery: Machinery,
     pub(crate) cohort: Arc<SharedCohort>,
     template: HashMap<i32, TemplatePages>,
-    processes: Mutex<HashMap<Pid, SqueezedProcess>>,
+    processes: Mutex<Processes>,
 }
 
 /// A process that was squeezed at least once.
 #[derive(Debug)]
 pub(crate) struct SqueezedProcess {
-    start_time: u64,
-    pub(crate) paged: PagedSpace,
+    space: SpaceId,
     pub(crate) kin: Kin,
     /// Its squeezed pages, those brought back since included.
     pub(crate) pages: Option<Arc<SqueezedPages>>,
@@ -66,8 +61,9 @@ impl SandboxMemory {
     }
 
     /// Which process of the cohort a process is: the template's of the same number, or one known by its program.
-    pub(crate) fn kin(&self, processes: &Processes, pid: Pid) -> Kin {
-        if let Some(process) = processes.get(&pid).filter(|process| process.paged.is_alive()) {
+    pub(crate) fn kin(&self, processes: &Processes, tree: &Tree, pid: Pid) -> Kin {
+        let known = processes.get(&pid).zip(tree.space(pid));
+        if let Some((process, _)) = known.filter(|(process, space)| process.space == space.id() && space.is_alive()) {
             return process.kin.clone();
         }
         let inside = program::number_inside(pid);
@@ -77,51 +73,30 @@ impl SandboxMemory {
         }
     }
 
-    /// Sees to it that the faults of a stopped process are answered.
-    pub(crate) fn serve<'p>(
-        &self,
+    /// What is kept of a process whose address space is `space`, whatever was there before.
+    pub(crate) fn process<'p>(
         processes: &'p mut Processes,
-        stopped: &mut StoppedTree<'_>,
-        identity: ProcessIdentity,
+        pid: Pid,
+        space: SpaceId,
         kin: &Kin,
-    ) -> Result<&'p mut SqueezedProcess> {
-        let ProcessIdentity { pid, start_time } = identity;
-        let known = processes.get(&pid).is_some_and(|known| known.start_time == start_time && known.paged.is_alive());
-        if !known {
-            processes.remove(&pid);
-            let paged = match Self::inherited(processes, stopped, pid)? {
-                Some(paged) => paged,
-                None => {
-                    let made = stopped.make_userfaultfd(pid, self.machinery.device.as_fd())?;
-                    self.machinery.pager.adopt(made, Adoption::default())
-                }
-            };
-            processes.insert(pid, SqueezedProcess { start_time, paged, kin: kin.clone(), pages: None });
+    ) -> &'p mut SqueezedProcess {
+        let fresh = || SqueezedProcess { space, kin: kin.clone(), pages: None };
+        let process = processes.entry(pid).or_insert_with(fresh);
+        if process.space != space {
+            *process = fresh();
         }
-        processes.get_mut(&pid).ok_or(Error::Gone { pid: pid.as_raw_nonzero().get() })
+        process
     }
 
-    /// The address space that the pager took over when a squeezed process forked this one.
-    fn inherited(processes: &Processes, stopped: &mut StoppedTree<'_>, pid: Pid) -> Result<Option<PagedSpace>> {
-        let mut children: Vec<PagedSpace> = processes.values().flat_map(|process| process.paged.children()).collect();
-        for index in 0..children.len() {
-            if stopped.is_served_by(pid, children[index].userfaultfd())? {
-                return Ok(Some(children.swap_remove(index)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Brings all pages back that were squeezed, on this thread.
-    pub fn restore(&self) -> RestoreReport {
+    /// Brings all pages of the sandbox' processes back that were squeezed, on this thread.
+    pub fn restore(&self, tree: &Tree) -> RestoreReport {
         let started = Instant::now();
-        let processes = self.lock();
         let mut pages = 0;
-        for process in processes.values() {
-            let owed = process.paged.owed();
+        for (_, space) in tree.spaces() {
+            let owed = space.owed();
             let ranges: Vec<Range<PageAddress>> =
                 squeezed_ranges(&owed).map(|(start, end, _)| PageAddress::of(start)..PageAddress::of(end)).collect();
-            pages += process.paged.fill_now(&ranges);
+            pages += space.fill_now(&ranges);
         }
         RestoreReport { pages, elapsed: started.elapsed() }
     }
@@ -134,17 +109,15 @@ impl SandboxMemory {
         processes.iter().map(|(pid, process)| (*pid, usage(process))).collect()
     }
 
-    /// Pages that are absent at present, all processes together.
+    /// Squeezed pages that are absent at present, all processes together.
     #[must_use]
-    pub fn absent_pages(&self) -> usize {
-        let processes = self.lock();
-        let absent = |process: &SqueezedProcess| {
-            let owed = process.paged.owed();
-            squeezed_ranges(&owed)
-                .map(|(start, end, pages)| still_absent(&owed, start, end, pages).count())
+    pub fn absent_pages(&self, tree: &Tree) -> usize {
+        let absent = |owed: &OwedMap| {
+            squeezed_ranges(owed)
+                .map(|(start, end, pages)| still_absent(owed, start, end, pages).count())
                 .sum::<usize>()
         };
-        processes.values().map(absent).sum()
+        tree.spaces().map(|(_, space)| absent(&space.owed())).sum()
     }
 }
 

@@ -11,7 +11,7 @@ use brood_deltacr::{StoppedTree, Tree};
 use brood_kernel::maps::{self, Mapping};
 use brood_kernel::process_copy;
 use brood_kernel::userfaultfd::Watch;
-use brood_pager::{OwedMap, PageAddress};
+use brood_pager::{OwedMap, PageAddress, PagedSpace};
 use brood_pages::cohort::Squeezer;
 use brood_pages::{PAGE_SIZE, Page, PageNumber};
 use rustix::io::Errno;
@@ -65,7 +65,7 @@ impl SandboxMemory {
             let survey = Survey::of(pid, &mut buffer)?;
             report.private_pages += survey.pages.iter().map(pages).sum::<usize>();
             report.left_alone_pages += survey.left_alone;
-            surveys.push((pid, self.kin(&processes, pid), survey));
+            surveys.push((pid, self.kin(&processes, tree, pid), survey));
         }
         report.processes = surveys.len();
         let mut squeezer = self.machinery.engine.squeezer();
@@ -168,7 +168,9 @@ impl SandboxMemory {
         processes.retain(|pid, _| identities.iter().any(|identity| identity.pid == *pid));
         let mut buffer = Vec::new();
         for piece in encoded.iter_mut().filter(|piece| !piece.kept.is_empty()) {
-            let Some(identity) = identities.iter().find(|identity| identity.pid == piece.pid) else { continue };
+            if !identities.iter().any(|identity| identity.pid == piece.pid) {
+                continue;
+            }
             let mappings = maps::read(piece.pid, &mut buffer).map_err(kernel(piece.pid, "list the mappings"))?;
             let mut unchanged = unchanged(piece, &mappings)?;
             report.changed_pages += piece.kept.len() - unchanged.len();
@@ -179,7 +181,8 @@ impl SandboxMemory {
             if unchanged.is_empty() {
                 continue;
             }
-            let process = self.serve(processes, stopped, *identity, &piece.kin)?;
+            let space = stopped.paged(piece.pid, &self.machinery.paging)?.id();
+            let process = Self::process(processes, piece.pid, space, &piece.kin);
             if process.kin.lineage() != piece.kin.lineage() {
                 // Another program by now: its pages belong elsewhere.
                 continue;
@@ -198,7 +201,7 @@ impl SandboxMemory {
         unchanged: &[PageNumber],
         report: &mut SqueezeReport,
     ) -> Result<()> {
-        let watched = watch(process, mappings, unchanged, piece.pid)?;
+        let watched = watch(stopped.paged(piece.pid, &self.machinery.paging)?, mappings, unchanged, piece.pid)?;
         let unchanged = &watched[..];
         let refused = stopped.give_up_pages(piece.pid, &runs(unchanged))?;
         let is_dropped = |page: PageNumber| {
@@ -207,7 +210,8 @@ impl SandboxMemory {
         let (dropped, rest): (Vec<_>, Vec<_>) = piece.kept.drain(..).partition(|(page, _)| is_dropped(*page));
         piece.kept = rest;
         self.count(&dropped, report)?;
-        self.owe(process, &piece.kin, dropped, mappings)
+        let space = stopped.paged(piece.pid, &self.machinery.paging)?;
+        self.owe(space, process, dropped, mappings)
     }
 
     fn count(&self, dropped: &[(PageNumber, Kept)], report: &mut SqueezeReport) -> Result<()> {
@@ -230,12 +234,13 @@ impl SandboxMemory {
     /// pager supply them.
     fn owe(
         &self,
+        space: &PagedSpace,
         process: &mut SqueezedProcess,
-        kin: &Kin,
         dropped: Vec<(PageNumber, Kept)>,
         mappings: &[Mapping],
     ) -> Result<()> {
-        let owed = process.paged.owed();
+        let owed = space.owed();
+        let kin = &process.kin;
         let mut all = dropped;
         let own = |pages: &SqueezedPages| {
             pages.kin().lineage() == kin.lineage() && pages.kin().cohort().id() == kin.cohort().id()
@@ -255,7 +260,7 @@ impl SandboxMemory {
         for range in owed_runs(&all, mappings, &foreign(&owed, own)) {
             let source = std::sync::Arc::clone(&pages) as std::sync::Arc<dyn brood_pager::PageSource>;
             let (start, end) = (PageAddress::of(range.start), PageAddress::of(range.end));
-            process.paged.owe(start..end, source, start);
+            space.owe(start..end, source, start);
         }
         process.pages = Some(pages);
         Ok(())
@@ -264,7 +269,7 @@ impl SandboxMemory {
 
 /// Has touches of the mappings of pages reported; returns the pages for which that is possible. (A program may watch some
 /// of its memory itself.)
-fn watch(process: &SqueezedProcess, mappings: &[Mapping], pages: &[PageNumber], pid: Pid) -> Result<Vec<PageNumber>> {
+fn watch(space: &PagedSpace, mappings: &[Mapping], pages: &[PageNumber], pid: Pid) -> Result<Vec<PageNumber>> {
     let mut watched = Vec::with_capacity(pages.len());
     for mapping in mappings {
         let first = pages.partition_point(|page| page.address() < mapping.start);
@@ -272,7 +277,7 @@ fn watch(process: &SqueezedProcess, mappings: &[Mapping], pages: &[PageNumber], 
         if first == end {
             continue;
         }
-        let userfaultfd = process.paged.userfaultfd();
+        let userfaultfd = space.userfaultfd();
         match userfaultfd.register(mapping.start, mapping.bytes(), Watch::MISSING | Watch::WRITES) {
             Ok(()) => watched.extend_from_slice(&pages[first..end]),
             Err(Errno::BUSY | Errno::INVAL | Errno::PERM) => {}

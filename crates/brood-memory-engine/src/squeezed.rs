@@ -147,6 +147,11 @@ impl PageSource for SqueezedPages {
         TOGETHER
     }
 
+    /// What was written since the last image was taken is among them.
+    fn arrives_clean(&self) -> bool {
+        false
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

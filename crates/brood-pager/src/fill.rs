@@ -133,12 +133,13 @@ fn fill_batch(
     end: u64,
 ) -> Step {
     let Some(first) = state.owed.next(from, end) else { return Step::Finished };
-    let mut pages = 0;
+    let (mut pages, mut clean) = (0, None);
     while pages < BATCH_PAGES {
         let address = PageAddress::of(first.get() + pages as u64 * PAGE);
         let owed = if address.get() < end { state.owed.lookup(address) } else { None };
         let (Some(owed), Some(page)) = (owed, buffer.page_mut(pages)) else { break };
-        if owed.source.supply(owed.origin, page) != Supply::Page {
+        let is_clean = space.keep_clean && owed.source.arrives_clean();
+        if *clean.get_or_insert(is_clean) != is_clean || owed.source.supply(owed.origin, page) != Supply::Page {
             break;
         }
         pages += 1;
@@ -148,7 +149,7 @@ fn fill_batch(
         // Lost: whoever touches it is told.
         return Step::Filled { pages: 0, next: after(1) };
     }
-    match space.userfaultfd.supply(first.get(), buffer, 0, pages, space.keep_clean) {
+    match space.userfaultfd.supply(first.get(), buffer, 0, pages, clean.unwrap_or(false)) {
         Ok(Answer::Done) => {
             state.owed.settle(first.get(), after(pages as u64).get());
             Step::Filled { pages, next: after(pages as u64) }

@@ -224,17 +224,18 @@ impl Server {
         let window = index / size * size..(index / size + 1) * size;
         let address =
             |other: usize| page.get().wrapping_add((other as u64).wrapping_sub(index as u64).wrapping_mul(PAGE));
+        let clean = space.keep_clean && owed.source.arrives_clean();
         let mut last = index + 1;
-        while last < window.end && self.is_neighbour(state, address(last), last) {
+        while last < window.end && self.is_neighbour(state, owed, address(last), last) {
             last += 1;
         }
         let mut first = index;
-        while first > window.start && self.is_neighbour(state, address(first - 1), first - 1) {
+        while first > window.start && self.is_neighbour(state, owed, address(first - 1), first - 1) {
             first -= 1;
         }
         let pages = last - first;
         if pages > 1 {
-            let answer = self.copy(space, address(first), first, pages, space.keep_clean);
+            let answer = self.copy(space, address(first), first, pages, clean);
             if answer == Answer::Done {
                 state.owed.settle(address(first), address(last));
                 count(&self.shared.counters.neighbour_pages, pages as u64 - 1);
@@ -245,15 +246,18 @@ impl Server {
             }
         }
         // What is about to be written is not protected first.
-        let answer = self.copy(space, page.get(), index, 1, space.keep_clean && !fault.write);
+        let answer = self.copy(space, page.get(), index, 1, clean && !fault.write);
         if matches!(answer, Answer::Done | Answer::Exists { .. }) {
             state.owed.settle(page.get(), page.get() + PAGE);
         }
         answer
     }
 
-    fn is_neighbour(&mut self, state: &State, address: u64, index: usize) -> bool {
+    fn is_neighbour(&mut self, state: &State, beside: &Owed, address: u64, index: usize) -> bool {
         let Some(owed) = state.owed.lookup(PageAddress::of(address)) else { return false };
+        if owed.source.arrives_clean() != beside.source.arrives_clean() {
+            return false;
+        }
         let page = self.buffer.page_mut(index);
         page.is_some_and(|page| owed.source.supply(owed.origin, page) == Supply::Page)
     }

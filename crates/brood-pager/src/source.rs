@@ -53,6 +53,11 @@ pub trait PageSource: Send + Sync + Debug {
         1
     }
 
+    /// Whether its pages are what the last image of the process holds, so that they may count as unwritten.
+    fn arrives_clean(&self) -> bool {
+        true
+    }
+
     /// The source itself, for owners that want to know whether it is one of theirs.
     fn as_any(&self) -> &dyn Any;
 }

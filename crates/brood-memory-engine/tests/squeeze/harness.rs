@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use brood_deltacr::Tree;
-use brood_kernel::fault_service::open_device;
+use brood_deltacr::{Paging, Tree};
 use brood_memory_engine::engine::{EngineSettings, MemoryEngine};
 use brood_memory_engine::{Machinery, RestoreReport, SandboxMemory, SqueezeReport};
 use brood_pager::{Pager, Settings};
@@ -34,13 +33,17 @@ pub fn chains() -> PathBuf {
     target
 }
 
+/// A machinery of a test's own, and its pager.
+pub struct TestMachinery {
+    machinery: Machinery,
+    pub pager: Arc<Pager>,
+}
+
 /// A machinery of a test's own.
-pub fn machinery() -> Machinery {
-    Machinery {
-        engine: MemoryEngine::new(EngineSettings { pool_bytes_max: 1 << 30, ..Default::default() }).unwrap(),
-        pager: Arc::new(Pager::new(Settings::default()).unwrap()),
-        device: Arc::new(open_device().unwrap()),
-    }
+pub fn machinery() -> TestMachinery {
+    let pager = Arc::new(Pager::new(Settings::default()).unwrap());
+    let engine = MemoryEngine::new(EngineSettings { pool_bytes_max: 1 << 30, ..Default::default() }).unwrap();
+    TestMachinery { machinery: Machinery { engine, paging: Arc::new(Paging::new(Arc::clone(&pager)).unwrap()) }, pager }
 }
 
 /// A shell with one program below it. All of it ends when this is dropped.
@@ -53,7 +56,7 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    pub fn start(machinery: &Machinery, cohort: u64, command: &[&str]) -> Self {
+    pub fn start(machinery: &TestMachinery, cohort: u64, command: &[&str]) -> Self {
         let mut init = Command::new("/bin/sh")
             .args(["-c", "exec 3<&0; \"$@\" <&3 3<&- & exec <&- 3<&-; wait", "sh"])
             .args(command)
@@ -63,12 +66,12 @@ impl Sandbox {
             .unwrap();
         let (input, output) = (init.stdin.take().unwrap(), BufReader::new(init.stdout.take().unwrap()));
         let tree = Tree::new(Pid::from_child(&init)).unwrap();
-        let cohort = machinery.engine.cohort(CohortId(cohort));
-        let memory = SandboxMemory::new(machinery.clone(), cohort, HashMap::new());
+        let cohort = machinery.machinery.engine.cohort(CohortId(cohort));
+        let memory = SandboxMemory::new(machinery.machinery.clone(), cohort, HashMap::new());
         Self { init, input, output, tree, memory }
     }
 
-    pub fn chains(machinery: &Machinery, pages: usize) -> Self {
+    pub fn chains(machinery: &TestMachinery, pages: usize) -> Self {
         let program = chains();
         let mut sandbox = Self::start(machinery, 1, &[program.to_str().unwrap(), &pages.to_string()]);
         assert_eq!(sandbox.line(), "ready");
@@ -100,8 +103,12 @@ impl Sandbox {
         self.memory.squeeze(&mut self.tree, &|| true).unwrap()
     }
 
+    pub fn absent_pages(&self) -> usize {
+        self.memory.absent_pages(&self.tree)
+    }
+
     pub fn restore(&mut self) -> RestoreReport {
-        self.memory.restore()
+        self.memory.restore(&self.tree)
     }
 }
 

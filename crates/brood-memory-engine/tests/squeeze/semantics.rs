@@ -10,7 +10,7 @@ fn a_squeezed_process_finds_all_its_pages() {
     let mut sandbox = Sandbox::chains(&machinery, PAGES);
     let report = sandbox.squeeze();
     assert!(report.given_up_pages >= PAGES * 49 / 50, "{report:?}");
-    assert!(sandbox.memory.absent_pages() >= PAGES * 48 / 50, "{}", sandbox.memory.absent_pages());
+    assert!(sandbox.absent_pages() >= PAGES * 48 / 50, "{}", sandbox.absent_pages());
     sandbox.good("check");
     assert!(machinery.pager.statistics().faults > 0);
     // Squeezed again, nothing changed: all is found again.
@@ -18,12 +18,12 @@ fn a_squeezed_process_finds_all_its_pages() {
     assert!(again.given_up_pages >= PAGES * 49 / 50, "{again:?}");
     sandbox.good("write 100 200");
     sandbox.good("check");
-    let restored = sandbox.memory.restore();
+    let restored = sandbox.restore();
     sandbox.good("check");
     sandbox.squeeze();
-    let restored_all = sandbox.memory.restore();
+    let restored_all = sandbox.restore();
     assert!(restored_all.pages > PAGES * 9 / 10, "{restored:?} {restored_all:?}");
-    assert_eq!(sandbox.memory.absent_pages(), 0);
+    assert_eq!(sandbox.absent_pages(), 0);
     let faults = machinery.pager.statistics().waited_pages;
     sandbox.good("check");
     assert_eq!(machinery.pager.statistics().waited_pages, faults, "nothing was left to wait for");
