@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use brood_sandbox::checkpoint::CheckpointInfo;
+use brood_sandbox::memory::{RestoreInfo, SqueezeInfo};
 use brood_sandbox::model::{
     BuildRequest, Event, HistoryEntry, LogRecord, NetworkRequest, ProcessInfo, ProcessRequest, SandboxInfo,
     SandboxStats, TemplateInfo,
@@ -151,6 +152,16 @@ impl Client {
     pub async fn rollback(&self, id: &str, checkpoint: &str) -> Result<CheckpointInfo, ApiError> {
         let body = Rollback { checkpoint: checkpoint.to_owned() };
         self.post(&format!("/sandboxes/{}/rollback", encode(id)), &body).await
+    }
+
+    /// Squeezes a sandbox.
+    pub async fn squeeze(&self, id: &str) -> Result<SqueezeInfo, ApiError> {
+        self.post(&format!("/sandboxes/{}/squeeze", encode(id)), &serde_json::json!({})).await
+    }
+
+    /// Brings a squeezed sandbox' pages back.
+    pub async fn restore_pages(&self, id: &str) -> Result<RestoreInfo, ApiError> {
+        self.post(&format!("/sandboxes/{}/restore-pages", encode(id)), &serde_json::json!({})).await
     }
 
     /// Makes sandboxes that go on from a state; all or none.

@@ -8,6 +8,7 @@ mod build;
 mod checkpoints;
 mod failure;
 mod follow;
+mod memory;
 mod outbound;
 mod processes;
 mod pump;
@@ -123,6 +124,8 @@ pub fn router(state: NativeState) -> Router {
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))
         .route("/sandboxes/{id}/rollback", post(checkpoints::rollback))
+        .route("/sandboxes/{id}/squeeze", post(memory::squeeze))
+        .route("/sandboxes/{id}/restore-pages", post(memory::restore_pages))
         .route("/forks", post(checkpoints::fork))
         .route("/checkpoints", get(checkpoints::list))
         .route("/checkpoints/{checkpoint}", get(checkpoints::inspect).delete(checkpoints::remove))

@@ -23,6 +23,7 @@ pub mod ids;
 mod isolation;
 mod janitor;
 pub mod limits;
+pub mod memory;
 pub mod model;
 mod network;
 pub mod output;

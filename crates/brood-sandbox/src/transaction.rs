@@ -21,6 +21,7 @@ use brood_deltacr::{
 };
 use brood_deltafs::{Frozen, LayerStack, OverlayMount, Upper};
 use brood_init_protocol::Kind;
+use brood_memory_engine::{Machinery, SandboxMemory};
 use rustix::process::{Pid, Signal};
 
 use crate::cgroup::CallCgroup;
@@ -30,6 +31,7 @@ use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::now_ms;
 use crate::ids::CheckpointId;
 use crate::limits;
+use crate::memory;
 use crate::process::{KillCause, Process, lock};
 use crate::sandbox::{Disk, Sandbox};
 use crate::shared_stack::SharedStack;
@@ -54,14 +56,17 @@ pub(crate) struct Capturing {
     pub(crate) pages: Arc<brood_deltacr::PageStore>,
     pub(crate) seed: brood_deltacr::Seed,
     pub(crate) swapper: brood_deltafs::RootSwapper,
+    /// None where pages can't be supplied on touch.
+    pub(crate) memory: Option<Machinery>,
 }
 
 impl Capturing {
     pub(crate) fn start() -> Result<Self> {
-        let seed = brood_deltacr::Seed::new().map_err(capture_error)?;
+        let mut seed = brood_deltacr::Seed::new().map_err(capture_error)?;
+        let memory = memory::start(&mut seed);
         let swapper = brood_deltafs::RootSwapper::start()
             .map_err(|error| EngineError::system("cannot start the thread that exchanges roots", error))?;
-        Ok(Self { pages: brood_deltacr::PageStore::new(), seed, swapper })
+        Ok(Self { pages: brood_deltacr::PageStore::new(), seed, swapper, memory })
     }
 }
 
@@ -69,11 +74,29 @@ impl Capturing {
 #[derive(Debug)]
 pub(crate) struct History {
     tree: Tree,
+    /// What it was forked from.
+    origin: Option<ProcessTreeImage>,
+    /// Its squeezed memory, once it was squeezed.
+    memory: Option<SandboxMemory>,
 }
 
 impl History {
     pub(crate) fn new(init: Pid) -> Result<Self> {
-        Ok(Self { tree: Tree::new(init).map_err(capture_error)? })
+        Ok(Self { tree: Tree::new(init).map_err(capture_error)?, origin: None, memory: None })
+    }
+
+    /// Tree and squeezed memory, which is made if there is none yet.
+    pub(crate) fn memory(
+        &mut self,
+        make: impl FnOnce(Option<&ProcessTreeImage>) -> SandboxMemory,
+    ) -> (&mut Tree, &SandboxMemory) {
+        let Self { tree, origin, memory } = self;
+        (tree, memory.get_or_insert_with(|| make(origin.as_ref())))
+    }
+
+    /// Tree and squeezed memory, if it was ever squeezed.
+    pub(crate) fn existing_memory(&mut self) -> Option<(&Tree, &SandboxMemory)> {
+        Some((&self.tree, self.memory.as_ref()?))
     }
 }
 
@@ -326,7 +349,7 @@ impl Sandbox {
         tell_of_the_fork(image, &restored);
         let tree = restored.run().map_err(capture_error)?;
         let mut history = self.history()?;
-        *history = History { tree };
+        *history = History { tree, origin: Some(image.clone()), memory: None };
         Ok(())
     }
 

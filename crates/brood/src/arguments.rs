@@ -131,6 +131,20 @@ pub enum Command {
     /// Make sandboxes that go on from a state, independently, and print their ids
     #[command(after_help = "Examples:\n  brood fork before -n 16\n  brood fork ID")]
     Fork(ForkArguments),
+    /// Keep the private pages of idle sandboxes encoded, and give their memory back to the host
+    #[command(after_help = "Examples:\n  brood squeeze ID\n  brood squeeze --all --json\n\n\
+        A touch brings a page back; nothing has to be done for it.")]
+    Squeeze(SqueezeArguments),
+    /// Bring the squeezed pages of sandboxes back, ahead of their being touched
+    #[command(after_help = "Example:\n  brood restore ID --all-pages")]
+    Restore {
+        /// The sandboxes
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
+        /// All pages; the default as long as there is no other choice
+        #[arg(long)]
+        all_pages: bool,
+    },
     /// Draw the checkpoints, and the sandboxes that go on from them
     #[command(after_help = "Examples:\n  brood tree\n  brood tree py\n  brood tree ID")]
     Tree {
@@ -165,6 +179,16 @@ pub enum Command {
     /// Show the version of this program and of the daemon
     #[command(after_help = "Example:\n  brood version --json")]
     Version,
+}
+
+#[derive(Debug, Args)]
+pub struct SqueezeArguments {
+    /// The sandboxes
+    #[arg(required_unless_present = "all", value_name = "ID")]
+    pub ids: Vec<String>,
+    /// All sandboxes
+    #[arg(long, conflicts_with = "ids")]
+    pub all: bool,
 }
 
 #[derive(Debug, Subcommand)]

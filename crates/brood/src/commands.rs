@@ -12,6 +12,7 @@ pub mod key;
 pub mod kill;
 pub mod list;
 pub mod network;
+pub mod squeeze;
 pub mod pause;
 pub mod template;
 pub mod tree;

@@ -114,6 +114,8 @@ async fn talk(context: &Context, command: Command, matches: &ArgMatches) -> Outc
         Command::Rollback { id, checkpoint } => checkpoint::rollback(context, &id, &checkpoint).await,
         Command::Fork(arguments) => checkpoint::fork(context, arguments).await,
         Command::Diff(arguments) => checkpoint::diff(context, &arguments).await,
+        Command::Squeeze(arguments) => squeeze::squeeze(context, arguments).await,
+        Command::Restore { ids, all_pages: _ } => squeeze::restore(context, &ids).await,
         Command::Tree { root } => tree::run(context, root).await,
         Command::Network(arguments) => network::run(context, arguments).await,
         Command::Key(command) => key::run(context, command).await,

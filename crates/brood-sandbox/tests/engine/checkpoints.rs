@@ -11,7 +11,7 @@ use brood_sandbox::sandbox::Sandbox;
 use crate::fixture::{TestEngine, call, out, shell};
 
 /// A Python session in the sandbox: one expression a line in, its value out.
-struct Session {
+pub(crate) struct Session {
     process: Arc<Process>,
     output: Subscription,
 }
@@ -29,7 +29,7 @@ for line in sys.stdin:
 ";
 
 impl Session {
-    fn start(sandbox: &Arc<Sandbox>) -> Self {
+    pub(crate) fn start(sandbox: &Arc<Sandbox>) -> Self {
         let request = ProcessRequest {
             stdin: true,
             background: true,
@@ -43,7 +43,7 @@ impl Session {
     }
 
     /// The session as it is in a fork, or after a rollback.
-    fn find(sandbox: &Arc<Sandbox>) -> Self {
+    pub(crate) fn find(sandbox: &Arc<Sandbox>) -> Self {
         let process = sandbox.process_by_tag("session").unwrap();
         let output = process.subscribe(SubscribeFrom::Now);
         Self { process, output }
@@ -60,7 +60,7 @@ impl Session {
         text.trim_end().to_owned()
     }
 
-    fn ask(&mut self, expression: &str) -> String {
+    pub(crate) fn ask(&mut self, expression: &str) -> String {
         assert_eq!(self.process.write_stdin(format!("{expression}\n").as_bytes()).unwrap(), expression.len() + 1);
         self.line()
     }

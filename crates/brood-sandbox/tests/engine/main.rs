@@ -13,5 +13,6 @@ mod depth;
 mod fixture;
 mod forks;
 mod lifecycle;
+mod memory;
 mod network;
 mod warm;
