@@ -4,12 +4,14 @@
 //! - [`engine`]: the pool, and what squeezed sandboxes share.
 //! - [`cohort`]: siblings, and who is who among them.
 //! - [`squeezed`]: the squeezed pages of one process.
+//! - [`guardian`]: sees to it that the death of this process shows nobody zeros.
 //! - [`SandboxMemory`]: one sandbox, squeezed and brought back.
 #![forbid(unsafe_code)]
 
 pub mod cohort;
 pub mod engine;
 mod error;
+pub mod guardian;
 mod page_set;
 mod pool_memory;
 mod program;

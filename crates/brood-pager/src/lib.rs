@@ -17,6 +17,7 @@
 //!   of it is what the kernel has reported. No lock is held that another address space needs.
 #![forbid(unsafe_code)]
 
+mod custodian;
 mod fill;
 mod latency;
 mod owed;
@@ -26,6 +27,7 @@ mod source;
 mod space;
 mod statistics;
 
+pub use custodian::Custodian;
 pub use latency::LatencyHistogram;
 pub use owed::{Owed, OwedMap, OwedRange};
 pub use pager::{FEATURES, Pager, PagerError, Settings};

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use brood_kernel::userfaultfd::{Features, Userfaultfd};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::custodian::Custodian;
 use crate::fill::FillQueue;
 use crate::owed::OwedMap;
 use crate::server::{Outcome, Server};
@@ -84,6 +85,7 @@ pub(crate) struct Shared {
     spaces: RwLock<HashMap<u64, Arc<Space>>>,
     last_id: AtomicU64,
     births: AtomicU64,
+    custodian: Option<Arc<dyn Custodian>>,
     pub(crate) counters: Counters,
     pub(crate) fill_queue: FillQueue,
 }
@@ -95,6 +97,9 @@ impl Shared {
 
     /// Starts serving a space. Its faults are noticed from here on.
     pub(crate) fn insert(&self, space: Arc<Space>) {
+        if let Some(custodian) = &self.custodian {
+            custodian.keep(space.id, space.userfaultfd.as_fd());
+        }
         self.spaces.write().unwrap_or_else(PoisonError::into_inner).insert(space.id.0, Arc::clone(&space));
         let data = epoll::EventData::new_u64(space.id.0);
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -109,6 +114,9 @@ impl Shared {
     pub(crate) fn remove(&self, id: SpaceId) {
         let removed = self.spaces.write().unwrap_or_else(PoisonError::into_inner).remove(&id.0);
         if let Some(space) = removed {
+            if let Some(custodian) = &self.custodian {
+                custodian.forget(id);
+            }
             if let Err(error) = epoll::delete(&self.epoll, &space.userfaultfd) {
                 tracing::debug!(space = id.0, %error, "a space was not waited for");
             }
@@ -162,6 +170,18 @@ impl Pager {
     /// # Errors
     /// If the kernel has no descriptors or threads for it.
     pub fn new(settings: Settings) -> Result<Self, PagerError> {
+        Self::start(settings, None)
+    }
+
+    /// As [`new`](Self::new), with somebody who holds all userfaultfds too.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn with_custodian(settings: Settings, custodian: Arc<dyn Custodian>) -> Result<Self, PagerError> {
+        Self::start(settings, Some(custodian))
+    }
+
+    fn start(settings: Settings, custodian: Option<Arc<dyn Custodian>>) -> Result<Self, PagerError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("wait for faults"))?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)
@@ -173,6 +193,7 @@ impl Pager {
             spaces: RwLock::default(),
             last_id: AtomicU64::new(STOP),
             births: AtomicU64::new(0),
+            custodian,
             counters: Counters::default(),
             fill_queue: FillQueue::default(),
         });

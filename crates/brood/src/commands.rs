@@ -12,8 +12,8 @@ pub mod key;
 pub mod kill;
 pub mod list;
 pub mod network;
-pub mod squeeze;
 pub mod pause;
+pub mod squeeze;
 pub mod template;
 pub mod tree;
 

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,6 +77,7 @@ static int check(size_t index) {
 bad:
     printf("BAD page %zu: index %lu version %lu, expected version %lu\n", index, words[0], words[1], version);
     fflush(stdout);
+    fprintf(stderr, "BAD page %zu\n", index);
     return 0;
 }
 
@@ -125,6 +127,8 @@ int main(int argc, char **argv) {
     pthread_t threads[THREADS];
     char line[256];
     setvbuf(stdin, NULL, _IONBF, 0);
+    // What is wrong is said even if nobody listens.
+    signal(SIGPIPE, SIG_IGN);
     printf("ready\n");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use brood_deltacr::{Paging, Tree};
 use brood_memory_engine::engine::{EngineSettings, MemoryEngine};
+use brood_memory_engine::guardian::Guardian;
 use brood_memory_engine::{Machinery, RestoreReport, SandboxMemory, SqueezeReport};
 use brood_pager::{Pager, Settings};
 use brood_pages::pool::CohortId;
@@ -41,14 +42,24 @@ pub struct TestMachinery {
 
 /// A machinery of a test's own.
 pub fn machinery() -> TestMachinery {
-    let pager = Arc::new(Pager::new(Settings::default()).unwrap());
+    with_pager(Pager::new(Settings::default()).unwrap())
+}
+
+/// One whose userfaultfds somebody else has too.
+pub fn machinery_with(guardian: Arc<Guardian>) -> TestMachinery {
+    with_pager(Pager::with_custodian(Settings::default(), guardian).unwrap())
+}
+
+fn with_pager(pager: Pager) -> TestMachinery {
+    let pager = Arc::new(pager);
     let engine = MemoryEngine::new(EngineSettings { pool_bytes_max: 1 << 30, ..Default::default() }).unwrap();
     TestMachinery { machinery: Machinery { engine, paging: Arc::new(Paging::new(Arc::clone(&pager)).unwrap()) }, pager }
 }
 
 /// A shell with one program below it. All of it ends when this is dropped.
 pub struct Sandbox {
-    init: Child,
+    launcher: Child,
+    init: Pid,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
     pub tree: Tree,
@@ -57,18 +68,20 @@ pub struct Sandbox {
 
 impl Sandbox {
     pub fn start(machinery: &TestMachinery, cohort: u64, command: &[&str]) -> Self {
-        let mut init = Command::new("/bin/sh")
-            .args(["-c", "exec 3<&0; \"$@\" <&3 3<&- & exec <&- 3<&-; wait", "sh"])
+        // In a namespace of its own, all of it ends with its PID 1.
+        let mut launcher = Command::new("unshare")
+            .args(["--pid", "--fork", "/bin/sh", "-c", "exec 3<&0; \"$@\" <&3 3<&- & exec <&- 3<&-; wait", "sh"])
             .args(command)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (input, output) = (init.stdin.take().unwrap(), BufReader::new(init.stdout.take().unwrap()));
-        let tree = Tree::new(Pid::from_child(&init)).unwrap();
+        let (input, output) = (launcher.stdin.take().unwrap(), BufReader::new(launcher.stdout.take().unwrap()));
+        let init = child_of(launcher.id());
+        let tree = Tree::new(init).unwrap();
         let cohort = machinery.machinery.engine.cohort(CohortId(cohort));
         let memory = SandboxMemory::new(machinery.machinery.clone(), cohort, HashMap::new());
-        Self { init, input, output, tree, memory }
+        Self { launcher, init, input, output, tree, memory }
     }
 
     pub fn chains(machinery: &TestMachinery, pages: usize) -> Self {
@@ -114,10 +127,18 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        for pid in self.tree.running().unwrap_or_default() {
-            let _gone = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        let _gone = rustix::process::kill_process(self.init, rustix::process::Signal::KILL);
+        let _status = self.launcher.wait();
+    }
+}
+
+/// The only child that a process is about to have.
+fn child_of(parent: u32) -> Pid {
+    loop {
+        let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+        if let Some(child) = children.split_whitespace().next() {
+            return Pid::from_raw(child.parse().unwrap()).unwrap();
         }
-        let _gone = self.init.kill();
-        let _status = self.init.wait();
+        std::thread::yield_now();
     }
 }

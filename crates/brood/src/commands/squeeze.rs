@@ -35,7 +35,7 @@ pub async fn squeeze(context: &Context, arguments: SqueezeArguments) -> Outcome 
 fn row((id, info): &(String, SqueezeInfo)) -> [String; 7] {
     let shares = info.by_codec.iter().take(4).map(|share| format!("{} {}", share.codec, share.pages));
     [
-        id.chars().take(12).collect(),
+        output::short(id),
         info.given_up_pages.to_string(),
         output::bytes(info.bytes_before),
         output::bytes(info.bytes_after),
