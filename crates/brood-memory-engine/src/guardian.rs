@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -44,7 +45,8 @@ impl Guardian {
     /// If it can't be started.
     pub fn start(mut command: Command) -> io::Result<Arc<Self>> {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        let process = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
+        // In a group of its own: an interrupt from a terminal is meant for the daemon.
+        let process = command.process_group(0).stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
         Ok(Arc::new(Self { socket: Some(ours), process: Mutex::new(process) }))
     }
 

@@ -46,6 +46,10 @@ pub struct EngineSettings {
     /// What tells this daemon's control groups and network from another's on the same host: a hash
     /// of the state directory; none for the daemon of the default one.
     pub instance: Option<u32>,
+    /// Program and arguments of the guardian, which calls [`run_guardian`](crate::memory::run_guardian) on its standard
+    /// input. Without one, processes whose pages are owed see zeros for a moment when this process dies, before
+    /// whoever cleans up after it ends them.
+    pub guardian: Option<Vec<std::ffi::OsString>>,
 }
 
 impl EngineSettings {
@@ -56,7 +60,13 @@ impl EngineSettings {
             let hash = blake3::hash(state_directory.as_os_str().as_encoded_bytes());
             u32::from_le_bytes(hash.as_bytes()[..4].try_into().expect("a hash has 32 bytes"))
         });
-        Self { state_directory, run_directory: run_directory.into(), subuid_base: 100_000_000, instance }
+        Self {
+            state_directory,
+            run_directory: run_directory.into(),
+            subuid_base: 100_000_000,
+            instance,
+            guardian: None,
+        }
     }
 
     fn cgroup_name(&self) -> String {
@@ -75,6 +85,7 @@ pub(crate) struct Core {
     pub(crate) network: SandboxNetwork,
     pub(crate) id_base: u32,
     pub(crate) checkpoints: Checkpoints,
+    guardian: Option<Vec<std::ffi::OsString>>,
     capturing: Mutex<Option<Arc<Capturing>>>,
     events: EventLog,
     sandboxes: RwLock<HashMap<SandboxId, Arc<Sandbox>>>,
@@ -92,7 +103,7 @@ impl Core {
         if let Some(capturing) = capturing.as_ref() {
             return Ok(Arc::clone(capturing));
         }
-        let started = Arc::new(Capturing::start()?);
+        let started = Arc::new(Capturing::start(self.guardian.as_deref())?);
         *capturing = Some(Arc::clone(&started));
         Ok(started)
     }
@@ -182,6 +193,7 @@ impl Engine {
             network: SandboxNetwork::new(settings.instance),
             id_base: settings.subuid_base,
             checkpoints: Checkpoints::default(),
+            guardian: settings.guardian.clone(),
             capturing: Mutex::default(),
             events: Follow::new(limits::EVENTS_KEPT),
             sandboxes: RwLock::default(),

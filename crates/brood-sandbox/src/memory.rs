@@ -4,17 +4,22 @@
 //! processes at their beginning are of one cohort with those of the same template.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use brood_deltacr::{PageStore, Paging, ProcessTreeImage, Seed};
 use brood_memory_engine::engine::{EngineSettings, MemoryEngine};
+use brood_memory_engine::guardian::{self, Guardian};
 use brood_memory_engine::{Machinery, SandboxMemory, TemplatePages};
+use brood_pager::{Custodian, Pager};
 use brood_pages::codec::Codec;
 use brood_pages::pool::CohortId;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::sandbox::Sandbox;
+use crate::transaction::Capturing;
 
 /// What a squeeze did.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -63,10 +68,31 @@ pub struct RestoreInfo {
     pub elapsed_us: u64,
 }
 
+/// The life of the guardian: to be called by the program that [`EngineSettings::guardian`] names.
+///
+/// [`EngineSettings::guardian`]: crate::engine::EngineSettings::guardian
+pub fn run_guardian() {
+    guardian::run(std::io::stdin());
+}
+
+pub(crate) fn start_guardian(command: &[OsString]) -> Result<Arc<Guardian>> {
+    let (program, arguments) = command
+        .split_first()
+        .ok_or_else(|| EngineError::new(ErrorKind::Invalid, "the guardian's program is not named"))?;
+    let mut started = std::process::Command::new(program);
+    started.args(arguments);
+    Guardian::start(started).map_err(|error| EngineError::system("cannot start the guardian", error))
+}
+
 /// Starts the pager, has forks get their pages from it, and makes the pool. On a host that doesn't allow that, all pages
 /// are copied before a fork runs, and nothing can be squeezed.
-pub(crate) fn start(seed: &mut Seed) -> Option<Machinery> {
-    let pager = match brood_pager::Pager::new(brood_pager::Settings::default()) {
+pub(crate) fn start(seed: &mut Seed, guardian: Option<&Arc<Guardian>>) -> Option<Machinery> {
+    let settings = brood_pager::Settings::default();
+    let pager = match guardian {
+        Some(guardian) => Pager::with_custodian(settings, Arc::clone(guardian) as Arc<dyn Custodian>),
+        None => Pager::new(settings),
+    };
+    let pager = match pager {
         Ok(pager) => Arc::new(pager),
         Err(error) => {
             tracing::error!(%error, "no pager: forks copy all memory before they run, nothing can be squeezed");
@@ -127,6 +153,13 @@ fn memory_error(error: brood_memory_engine::Error) -> EngineError {
 }
 
 impl Sandbox {
+    /// Has the sandbox killed should this process die: its pages are in the pager's care from now on.
+    pub(crate) fn guard(&self, capturing: &Capturing) {
+        if let Some(guardian) = &capturing.guardian {
+            guardian.watch_sandbox(self.init.descriptor.as_fd());
+        }
+    }
+
     /// Encodes the sandbox' private pages and gives their memory back to the host. Calls in flight go on; they stand
     /// still for some milliseconds at a time.
     ///
@@ -139,6 +172,7 @@ impl Sandbox {
             let message = "this host cannot supply pages on touch: see the daemon's log";
             return Err(EngineError::new(ErrorKind::Unsupported, message));
         };
+        self.guard(&capturing);
         let mut history = self.history()?;
         let (tree, memory) =
             history.memory(|origin| of_sandbox(machinery, self.request.template.as_str(), origin, &capturing.pages));

@@ -8,6 +8,7 @@
 //! on as if nothing had been.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use brood_deltacr::{
 };
 use brood_deltafs::{Frozen, LayerStack, OverlayMount, Upper};
 use brood_init_protocol::Kind;
+use brood_memory_engine::guardian::Guardian;
 use brood_memory_engine::{Machinery, SandboxMemory};
 use rustix::process::{Pid, Signal};
 
@@ -58,15 +60,18 @@ pub(crate) struct Capturing {
     pub(crate) swapper: brood_deltafs::RootSwapper,
     /// None where pages can't be supplied on touch.
     pub(crate) memory: Option<Machinery>,
+    /// Survives this process.
+    pub(crate) guardian: Option<Arc<Guardian>>,
 }
 
 impl Capturing {
-    pub(crate) fn start() -> Result<Self> {
+    pub(crate) fn start(guardian: Option<&[OsString]>) -> Result<Self> {
         let mut seed = brood_deltacr::Seed::new().map_err(capture_error)?;
-        let memory = memory::start(&mut seed);
+        let guardian = guardian.map(memory::start_guardian).transpose()?;
+        let memory = memory::start(&mut seed, guardian.as_ref());
         let swapper = brood_deltafs::RootSwapper::start()
             .map_err(|error| EngineError::system("cannot start the thread that exchanges roots", error))?;
-        Ok(Self { pages: brood_deltacr::PageStore::new(), seed, swapper, memory })
+        Ok(Self { pages: brood_deltacr::PageStore::new(), seed, swapper, memory, guardian })
     }
 }
 
@@ -343,6 +348,7 @@ impl Sandbox {
         let groups = Groups::new(self);
         let place = |pid: Pid| groups.place(pid);
         let target = RestoreTarget { init: self.init.pid, root: &root, place: &place };
+        self.guard(&capturing);
         let restored = image.restore(&capturing.seed, &target, &endpoints).map_err(capture_error)?;
         drop(endpoints);
         self.register(&state.records, streams, &restored, &groups)?;

@@ -26,13 +26,20 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use arguments::{Cli, Command};
 use commands::{
-    Context, attach, bench, checkpoint, copy, create, exec, follow, host, key, kill, list, network, pause, template,
-    tree,
+    Context, attach, bench, checkpoint, copy, create, exec, follow, host, key, kill, list, network, pause, squeeze,
+    template, tree,
 };
 use failure::Outcome;
 use settings::Settings;
 
+/// The word by which the daemon starts this program as its guardian. Nobody else has a use for it.
+const GUARDIAN: &str = "guardian-of-a-daemon";
+
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|word| word == GUARDIAN) {
+        brood_sandbox::memory::run_guardian();
+        return ExitCode::SUCCESS;
+    }
     let (cli, matches) = match parse_arguments() {
         Ok(parsed) => parsed,
         Err(code) => return code,

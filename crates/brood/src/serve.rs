@@ -175,6 +175,7 @@ fn lock(run: &Path) -> anyhow::Result<File> {
 async fn open_engine(settings: &Settings) -> anyhow::Result<Arc<Engine>> {
     let engine_settings = EngineSettings {
         subuid_base: settings.subuid_base.value,
+        guardian: Some(vec!["/proc/self/exe".into(), crate::GUARDIAN.into()]),
         ..EngineSettings::new(settings.state_directory.value.clone(), settings.run_directory.value.clone())
     };
     let opened = tokio::task::spawn_blocking(move || Engine::open(engine_settings)).await?;

@@ -25,7 +25,7 @@ fn a_squeezed_session_goes_on_and_pages_come_back() {
     assert_eq!(session.ask(DIGEST), digest);
     assert_eq!(out(&sandbox, "echo $((6 * 7))"), "42");
     sandbox.kill().unwrap();
-    assert!(sandbox.squeeze().is_err());
+    sandbox.squeeze().unwrap_err();
 }
 
 #[test]

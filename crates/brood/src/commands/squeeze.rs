@@ -53,7 +53,7 @@ pub async fn restore(context: &Context, ids: &[String]) -> Outcome {
     for id in ids {
         if let Some(info) = each.take(id, json, client.restore_pages(id).await) {
             if !json {
-                output::line(&format!("{id} {} pages in {:.1} ms", info.pages, info.elapsed_us as f64 / 1e3))?;
+                output::line(format!("{id} {} pages in {:.1} ms", info.pages, info.elapsed_us as f64 / 1e3))?;
             }
             restored.push(serde_json::json!({ "sandbox": id, "restore": info }));
         }
