@@ -8,6 +8,7 @@
 //! - [`SandboxMemory`]: one sandbox, squeezed and brought back.
 #![forbid(unsafe_code)]
 
+mod accounting;
 pub mod cohort;
 pub mod engine;
 mod error;
@@ -22,6 +23,7 @@ pub mod squeezed;
 mod survey;
 mod template;
 
+pub use accounting::{PrivateMemory, cohort_metadata_bytes, private_memory};
 pub use error::{Error, Result};
 pub use page_set::PageSet;
 pub use pool_memory::PoolMemory;

@@ -109,6 +109,12 @@ impl SandboxMemory {
         processes.iter().map(|(pid, process)| (*pid, usage(process))).collect()
     }
 
+    /// Its cohort.
+    #[must_use]
+    pub fn cohort(&self) -> &Arc<SharedCohort> {
+        &self.cohort
+    }
+
     /// Squeezed pages that are absent at present, all processes together.
     #[must_use]
     pub fn absent_pages(&self, tree: &Tree) -> usize {

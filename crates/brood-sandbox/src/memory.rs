@@ -84,6 +84,25 @@ pub(crate) fn start_guardian(command: &[OsString]) -> Result<Arc<Guardian>> {
     Guardian::start(started).map_err(|error| EngineError::system("cannot start the guardian", error))
 }
 
+/// What a sandbox' memory takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryFigures {
+    /// Bytes of present private pages.
+    pub private_bytes: u64,
+    /// Of these, bytes that can't be squeezed.
+    pub left_alone_bytes: u64,
+    /// Bytes of page tables.
+    pub page_table_bytes: u64,
+    /// Squeezed pages that are absent.
+    pub squeezed_pages: usize,
+    /// Bytes of tables of squeezed pages.
+    pub metadata_bytes: u64,
+    /// Bytes that its cohort shares beside encoded pages: references' tables, indexes, dictionaries.
+    pub cohort_metadata_bytes: u64,
+    /// Bytes of memory of its cohort's encoded pages, reference pages included.
+    pub cohort_pool_bytes: u64,
+}
+
 /// Starts the pager, has forks get their pages from it, and makes the pool. On a host that doesn't allow that, all pages
 /// are copied before a fork runs, and nothing can be squeezed.
 pub(crate) fn start(seed: &mut Seed, guardian: Option<&Arc<Guardian>>) -> Option<Machinery> {
@@ -179,6 +198,33 @@ impl Sandbox {
         let report = memory.squeeze(tree, &|| self.ensure_running().is_ok()).map_err(memory_error)?;
         tracing::debug!(sandbox = %self.id(), ?report, "squeezed");
         Ok(info_of(&report))
+    }
+
+    /// What its memory takes, and what its cohort shares.
+    ///
+    /// # Errors
+    /// `NotFound` when it is gone.
+    pub fn memory_figures(&self) -> Result<MemoryFigures> {
+        self.ensure_running()?;
+        let capturing = self.core.capturing()?;
+        let mut history = self.history()?;
+        let private = brood_memory_engine::private_memory(history.tree()).map_err(memory_error)?;
+        let page = brood_pages::PAGE_SIZE;
+        let mut figures = MemoryFigures {
+            private_bytes: ((private.pages + private.left_alone_pages) * page) as u64,
+            left_alone_bytes: (private.left_alone_pages * page) as u64,
+            page_table_bytes: private.page_table_bytes,
+            ..MemoryFigures::default()
+        };
+        if let (Some((tree, memory)), Some(machinery)) = (history.existing_memory(), &capturing.memory) {
+            figures.squeezed_pages = memory.absent_pages(tree);
+            figures.metadata_bytes = memory.usage().iter().map(|(_, usage)| usage.metadata_bytes as u64).sum();
+            let (_, pool_metadata) = machinery.engine.pool_usage();
+            figures.cohort_metadata_bytes =
+                (brood_memory_engine::cohort_metadata_bytes(memory.cohort()) + pool_metadata) as u64;
+            figures.cohort_pool_bytes = machinery.engine.cohort_usage(memory.cohort().id()).resident_bytes;
+        }
+        Ok(figures)
     }
 
     /// Brings all squeezed pages back.

@@ -99,6 +99,10 @@ impl History {
         (tree, memory.get_or_insert_with(|| make(origin.as_ref())))
     }
 
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
     /// Tree and squeezed memory, if it was ever squeezed.
     pub(crate) fn existing_memory(&mut self) -> Option<(&Tree, &SandboxMemory)> {
         Some((&self.tree, self.memory.as_ref()?))

@@ -492,6 +492,17 @@ Runs against a daemon of its own, in directories of its own, and builds the temp
 Example:
   brood bench checkpoint --json --data ./bench-data")]
     Checkpoint(BenchArguments),
+    /// What squeezing idle sandboxes saves, and what touching squeezed pages costs
+    #[command(after_help = "\
+Runs an engine of its own, in directories of its own, and builds the template that it needs.
+
+Example:
+  brood bench squeeze --json")]
+    Squeeze {
+        /// Four siblings instead of sixteen: a look, not a measurement
+        #[arg(long)]
+        quick: bool,
+    },
 }
 
 #[derive(Debug, Args)]

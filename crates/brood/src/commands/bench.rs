@@ -22,6 +22,7 @@ const RUN_DIRECTORY: &str = "/run/brood-bench";
 pub async fn run(context: &Context, command: BenchCommand) -> Outcome {
     match command {
         BenchCommand::Sandbox(arguments) => sandbox(context, arguments).await,
+        BenchCommand::Squeeze { quick } => squeeze(context, quick).await,
         BenchCommand::Checkpoint(arguments) => checkpoint(context, arguments).await,
     }
 }
@@ -79,6 +80,25 @@ async fn ended_with<R>(client: &Client, measurement: impl Future<Output = anyhow
     };
     client.shutdown().await.context("the measured daemon could not be ended")?;
     report
+}
+
+async fn squeeze(context: &Context, quick: bool) -> Outcome {
+    let settings = own_settings(&context.settings);
+    let options = brood_bench::squeeze::Options {
+        state_directory: settings.state_directory.value.join("squeeze"),
+        run_directory: settings.run_directory.value.join("squeeze"),
+        guardian: Some(vec!["/proc/self/exe".into(), crate::GUARDIAN.into()]),
+        quick,
+    };
+    let measured =
+        tokio::task::spawn_blocking(move || brood_bench::squeeze::run(&options, &|text| eprintln!("{text}")));
+    let report = measured.await??;
+    if context.global.json {
+        output::json(&report)?;
+    } else {
+        output::line(serde_json::to_string_pretty(&report)?)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The settings in force, but for directories of its own unless others were asked for.
