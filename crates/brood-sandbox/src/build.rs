@@ -302,6 +302,9 @@ impl Engine {
         }
         self.catalog.put_template(&template.info, &building.history)?;
         self.keep_template(Arc::clone(&template));
+        if template.warm.get().is_some() {
+            self.ready.want(&template);
+        }
         self.core.announce(EventObject::Template, template.info.name.as_str(), "build", BTreeMap::new());
         Ok(template.describe())
     }

@@ -22,6 +22,7 @@ use crate::model::{CreateRequest, Event, EventObject, HistoryEntry, TemplateInfo
 use crate::network::{SandboxNetwork, resolver};
 use crate::pause::PausedSandboxes;
 use crate::reactor::Reactor;
+use crate::ready_forks::ReadyForks;
 use crate::sandbox::{Parts, Sandbox};
 use crate::shared_stack::SharedStack;
 use crate::storage;
@@ -136,9 +137,18 @@ impl Core {
         self.sandboxes.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
-    pub(crate) fn forget(&self, id: &SandboxId) {
+    /// Takes a sandbox out of the table; whether it was there.
+    pub(crate) fn forget(&self, id: &SandboxId) -> bool {
         let sandbox = self.sandboxes.write().unwrap_or_else(PoisonError::into_inner).remove(id);
-        drop(sandbox);
+        sandbox.is_some()
+    }
+
+    /// Puts a sandbox in the table: from now on it can be found.
+    pub(crate) fn publish(&self, sandbox: &Arc<Sandbox>) {
+        let (id, template) = (sandbox.id().clone(), sandbox.request.template.to_string());
+        self.sandboxes.write().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), Arc::clone(sandbox));
+        let attributes = BTreeMap::from([("template".to_owned(), template)]);
+        self.announce(EventObject::Sandbox, id.as_str(), "create", attributes);
     }
 }
 
@@ -153,6 +163,7 @@ pub struct Engine {
     templates: Mutex<HashMap<TemplateName, Arc<Template>>>,
     pub(crate) building: Mutex<HashMap<TemplateName, ()>>,
     pub(crate) paused: PausedSandboxes,
+    pub(crate) ready: ReadyForks,
     cgroups: CgroupRoot,
     isolation: Isolation,
     stopped: AtomicBool,
@@ -206,12 +217,15 @@ impl Engine {
             templates: Mutex::default(),
             building: Mutex::default(),
             paused: PausedSandboxes::default(),
+            ready: ReadyForks::default(),
             cgroups,
             isolation,
             stopped: AtomicBool::new(false),
         };
         engine.load_templates()?;
-        Ok(Arc::new(engine))
+        let engine = Arc::new(engine);
+        engine.ready.start(&engine)?;
+        Ok(engine)
     }
 
     fn load_templates(&self) -> Result<()> {
@@ -244,6 +258,9 @@ impl Engine {
 
     /// Gives the layers of a replaced or removed template back, unless sandboxes still hold it.
     fn release_template(&self, template: Option<Arc<Template>>) {
+        if let Some(template) = &template {
+            self.ready.discard(template);
+        }
         let Some(template) = template.and_then(Arc::into_inner) else { return };
         drop(template.warm);
         if let Err(error) = self.core.store.release(template.stack) {
@@ -343,7 +360,13 @@ impl Engine {
         let template = self.find_template(&request.template)?;
         check(&request)?;
         match self.warm_state(&template, &Quiet)? {
-            Some(state) => self.create_from(SandboxId::random(), request, template, &state),
+            Some(state) => match self.ready.take(&template, &request)? {
+                Some(sandbox) => {
+                    self.core.publish(&sandbox);
+                    Ok(sandbox)
+                }
+                None => self.create_from(SandboxId::random(), request, template, &state),
+            },
             None => self.create_cold(request, template),
         }
     }
@@ -351,7 +374,9 @@ impl Engine {
     /// Makes a sandbox of a template's files alone.
     pub(crate) fn create_cold(&self, request: CreateRequest, template: Arc<Template>) -> Result<Arc<Sandbox>> {
         let lineage = SharedStack::new(&self.core.store, template.stack.clone());
-        self.create_on(SandboxId::random(), request, template, lineage)
+        let sandbox = self.make_on(SandboxId::random(), request, template, lineage)?;
+        self.core.publish(&sandbox);
+        Ok(sandbox)
     }
 
     /// Makes a sandbox of a frozen state, whose processes go on.
@@ -362,7 +387,8 @@ impl Engine {
         template: Arc<Template>,
         state: &FrozenState,
     ) -> Result<Arc<Sandbox>> {
-        let sandbox = self.create_on(id, request, template, Arc::clone(&state.stack))?;
+        let sandbox = self.make_on(id, request, template, Arc::clone(&state.stack))?;
+        self.core.publish(&sandbox);
         if let Err(error) = sandbox.restore(state) {
             // It may have ended by itself meanwhile.
             let _unused = sandbox.kill();
@@ -371,7 +397,8 @@ impl Engine {
         Ok(sandbox)
     }
 
-    fn create_on(
+    /// Makes a sandbox that nobody can find yet.
+    pub(crate) fn make_on(
         &self,
         id: SandboxId,
         request: CreateRequest,
@@ -408,12 +435,8 @@ impl Engine {
                 return Err(error);
             }
         };
-        let attributes = BTreeMap::from([("template".to_owned(), request.template.to_string())]);
-        let parts = Parts { id: id.clone(), template, request, host_name, init, cgroup, disk, connection };
-        let sandbox = Sandbox::start(&self.core, parts)?;
-        self.core.sandboxes.write().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), Arc::clone(&sandbox));
-        self.core.announce(EventObject::Sandbox, id.as_str(), "create", attributes);
-        Ok(sandbox)
+        let parts = Parts { id, template, request, host_name, init, cgroup, disk, connection };
+        Sandbox::start(&self.core, parts)
     }
 
     /// Makes a sandbox from a checkpoint: its files, and its processes going on from where they
@@ -523,6 +546,7 @@ impl Engine {
         if self.stopped.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.ready.stop();
         std::thread::scope(|scope| {
             for sandbox in self.sandboxes() {
                 scope.spawn(move || sandbox.end_because("the daemon shuts down"));

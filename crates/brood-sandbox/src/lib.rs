@@ -30,6 +30,7 @@ pub mod output;
 mod pause;
 pub mod process;
 mod reactor;
+mod ready_forks;
 pub mod sandbox;
 mod seccomp;
 mod seccomp_calls;

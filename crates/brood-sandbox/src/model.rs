@@ -52,6 +52,20 @@ pub struct CreateRequest {
     pub network: NetworkRequest,
 }
 
+impl CreateRequest {
+    /// A sandbox of a template as it is made when nothing else is said.
+    pub fn plain(template: TemplateName) -> Self {
+        Self {
+            template,
+            environment: BTreeMap::new(),
+            limits: ResourceLimits::default(),
+            timeout: None,
+            labels: BTreeMap::new(),
+            network: NetworkRequest::default(),
+        }
+    }
+}
+
 /// What a sandbox may reach that no rule names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

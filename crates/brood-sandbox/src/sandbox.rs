@@ -13,7 +13,7 @@ mod messages;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ pub struct Sandbox {
     pub(crate) template: Arc<Template>,
     pub(crate) request: CreateRequest,
     pub(crate) host_name: String,
-    created_ms: u64,
+    created_ms: AtomicU64,
     pub(crate) core: Arc<Core>,
     state: Mutex<SandboxState>,
     pub(crate) init: Init,
@@ -105,7 +105,7 @@ impl Sandbox {
             template,
             request,
             host_name,
-            created_ms: now_ms(),
+            created_ms: AtomicU64::new(now_ms()),
             core: Arc::clone(core),
             state: Mutex::new(SandboxState::Running),
             init,
@@ -153,7 +153,12 @@ impl Sandbox {
     }
 
     pub(crate) fn created_ms(&self) -> u64 {
-        self.created_ms
+        self.created_ms.load(Ordering::Relaxed)
+    }
+
+    /// It was made ahead of time, and is somebody's from now on.
+    pub(crate) fn begins_now(&self) {
+        self.created_ms.store(now_ms(), Ordering::Relaxed);
     }
 
     /// How it stands.
@@ -164,7 +169,7 @@ impl Sandbox {
             id: self.id.clone(),
             template: self.request.template.clone(),
             state,
-            created_ms: self.created_ms,
+            created_ms: self.created_ms(),
             expires_ms: lock(&self.expiry).map(|(when, _)| when),
             limits: self.request.limits.clone(),
             environment: self.request.environment.clone(),
@@ -338,8 +343,9 @@ impl Sandbox {
         self.cgroup.remove();
         let disk = self.disk.write().unwrap_or_else(PoisonError::into_inner).take();
         *lock(&self.state) = SandboxState::Dead;
-        self.core.forget(&self.id);
-        self.core.announce(EventObject::Sandbox, self.id.as_str(), "die", BTreeMap::new());
+        if self.core.forget(&self.id) {
+            self.core.announce(EventObject::Sandbox, self.id.as_str(), "die", BTreeMap::new());
+        }
         disk
     }
 }

@@ -182,7 +182,7 @@ impl Sandbox {
             (stack, frozen)
         })?;
         let frozen = frozen?;
-        let taken = self.take(&mut history.tree, &capturing, &frozen, &old_stack, with_processes);
+        let taken = self.take(&mut history.tree, &capturing, &frozen, with_processes);
         // Not just dropped: it may have been exchanged for a shorter one meanwhile.
         self.core.store.release(old_stack).map_err(storage::store_error)?;
         let (mount, taken) = match taken {
@@ -214,7 +214,6 @@ impl Sandbox {
         tree: &mut Tree,
         capturing: &Capturing,
         frozen: &Frozen,
-        old_stack: &LayerStack,
         with_processes: bool,
     ) -> Result<(OverlayMount, Taken)> {
         let endpoints = self.endpoints();
@@ -229,9 +228,10 @@ impl Sandbox {
             (None, Vec::new(), 0)
         };
         steps.end("capture");
-        // A file that is open for writing must keep its inode number: it is copied up beforehand.
+        // A file that is open for writing must keep its inode number: it is copied up beforehand, with
+        // what was written to it up to now.
         let written = image.as_ref().map(written_files).unwrap_or_default();
-        frozen.upper().carry(old_stack, &written).map_err(storage::store_error)?;
+        frozen.upper().carry(frozen.stack(), &written).map_err(storage::store_error)?;
         steps.end("carry");
         let mount = OverlayMount::mount(frozen.stack(), frozen.upper()).map_err(storage::store_error)?;
         let root = sandbox_root(&mount)?;
@@ -343,7 +343,14 @@ impl Sandbox {
 
     /// Restores a state's processes into this new sandbox.
     pub(crate) fn restore(self: &Arc<Self>, state: &FrozenState) -> Result<()> {
-        let Some(image) = &state.processes else { return Ok(()) };
+        self.restore_when(state, || true).map(|_| ())
+    }
+
+    /// Restores a state's processes, and lets them go once `may_run` has returned true; else they
+    /// are gone again. Whether they run. The thread waits meanwhile: only the one that made stopped
+    /// processes can let them go.
+    pub(crate) fn restore_when(self: &Arc<Self>, state: &FrozenState, may_run: impl FnOnce() -> bool) -> Result<bool> {
+        let Some(image) = &state.processes else { return Ok(may_run()) };
         let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
         let capturing = self.core.capturing()?;
         let mut endpoints = Endpoints::default();
@@ -357,10 +364,13 @@ impl Sandbox {
         drop(endpoints);
         self.register(&state.records, streams, &restored, &groups)?;
         tell_of_the_fork(image, &restored);
+        if !may_run() {
+            return Ok(false);
+        }
         let tree = restored.run().map_err(capture_error)?;
         let mut history = self.history()?;
         *history = History { tree, origin: Some(image.clone()), memory: None };
-        Ok(())
+        Ok(true)
     }
 
     /// Makes the restored tool calls known to PID 1 and to ourselves, before they run.

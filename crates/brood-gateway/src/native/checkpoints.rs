@@ -17,7 +17,7 @@ use brood_sandbox::checkpoint::CheckpointInfo;
 use brood_sandbox::engine::Engine;
 use brood_sandbox::error::EngineError;
 use brood_sandbox::ids::{SandboxId, TemplateName};
-use brood_sandbox::model::{CreateRequest, NetworkRequest, ResourceLimits, SandboxInfo};
+use brood_sandbox::model::{CreateRequest, SandboxInfo};
 use brood_sandbox::sandbox::Sandbox;
 use serde::Deserialize;
 
@@ -107,7 +107,7 @@ pub(super) async fn fork(
 
 fn fork_all(engine: &Engine, origin: Origin, count: u32) -> Result<Vec<Arc<Sandbox>>, EngineError> {
     match origin {
-        Origin::Template(template) => make_all(count, || engine.create(plain_request(template.clone()))),
+        Origin::Template(template) => make_all(count, || engine.create(CreateRequest::plain(template.clone()))),
         Origin::State(FileState::Checkpoint(checkpoint)) => make_all(count, || engine.fork(checkpoint.id.as_str())),
         Origin::State(FileState::Sandbox(sandbox)) => {
             let checkpoint = sandbox.checkpoint(None, true)?;
@@ -117,17 +117,6 @@ fn fork_all(engine: &Engine, origin: Origin, count: u32) -> Result<Vec<Arc<Sandb
                 }
             })
         }
-    }
-}
-
-fn plain_request(template: TemplateName) -> CreateRequest {
-    CreateRequest {
-        template,
-        environment: std::collections::BTreeMap::new(),
-        limits: ResourceLimits::default(),
-        timeout: None,
-        labels: std::collections::BTreeMap::new(),
-        network: NetworkRequest::default(),
     }
 }
 

@@ -15,4 +15,6 @@ mod forks;
 mod lifecycle;
 mod memory;
 mod network;
+mod search;
+mod torture;
 mod warm;

@@ -87,6 +87,39 @@ fn sandboxes_of_a_warm_template_start_with_its_processes() {
 }
 
 #[test]
+fn forks_made_ahead_of_time_are_like_others() {
+    let engine = TestEngine::with_debian();
+    build_server(&engine);
+    let plain = || brood_sandbox::model::CreateRequest::plain("warm".parse().unwrap());
+    let mut made = Vec::new();
+    for round in 0..3 {
+        // More than there are ready ones, and again once there has been time to make others.
+        for _ in 0..6 {
+            made.push(engine.create(plain()).unwrap_or_else(|error| panic!("{}", error.chain())));
+        }
+        let before = std::time::Instant::now();
+        assert_eq!(ask(&made[round]), "answer 1 19881");
+        let age = made[round * 6].info().created_ms;
+        assert!(age > 0 && before.elapsed().as_secs() < 30);
+    }
+    let names: std::collections::HashSet<_> = made.iter().map(|sandbox| out(sandbox, "cat /run/brood/seed")).collect();
+    assert_eq!(names.len(), made.len());
+    assert_eq!(engine.sandboxes().len(), made.len(), "those that wait are in no list");
+    for sandbox in made.iter().skip(3) {
+        assert_eq!(ask(sandbox), "answer 1 19881");
+    }
+    let last = made.last().unwrap();
+    let checkpoint = last.checkpoint(None, true).unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(ask(last), "answer 2 19881");
+    last.rollback(checkpoint.id.as_str()).unwrap_or_else(|error| panic!("{}", error.chain()));
+    assert_eq!(ask(last), "answer 2 19881");
+    made.iter().for_each(|sandbox| sandbox.kill().unwrap());
+    drop(made);
+    // None of those that wait keeps its template.
+    engine.remove_template(&"warm".parse().unwrap()).unwrap();
+}
+
+#[test]
 fn a_start_command_that_fails_leaves_the_old_template() {
     let engine = TestEngine::with_debian();
     build_server(&engine);
