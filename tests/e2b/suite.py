@@ -6,6 +6,7 @@ Which tests run depends on what the installed version has; what it lacks is skip
 import datetime
 import io
 import os
+import tempfile
 import threading
 import time
 import unittest
@@ -419,6 +420,54 @@ class Lifecycle(unittest.TestCase):
             with self.assertRaises(urllib.error.HTTPError) as caught:
                 urllib.request.urlopen(request)
             self.assertEqual(caught.exception.code, 401)
+
+
+@since(2, 40)
+class Templates(unittest.TestCase):
+    def test_build_use_tag_and_delete(self):
+        name = f"suite-{time.time_ns()}"
+        with tempfile.TemporaryDirectory() as directory:
+            os.makedirs(f"{directory}/app/inner")
+            for path, text in {"one.txt": "one", "app/two.txt": "two", "app/inner/three.txt": "three"}.items():
+                with open(f"{directory}/{path}", "w") as file:
+                    file.write(text)
+            template = (
+                e2b.Template(file_context_path=directory)
+                .from_template("base")
+                .set_envs({"BUILT": "it's so"})
+                .set_workdir("/srv/app")
+                .copy("one.txt", "/srv/one.txt")
+                .copy("app", "/srv/app/", user="user", mode=0o640)
+                .run_cmd("echo \"$BUILT\" > built.txt && test -e two.txt")
+                .set_user("user")
+                .run_cmd("id -un > /tmp/who")
+            )
+            lines = []
+            e2b.Template.build(template, alias=name, cpu_count=1, memory_mb=512, on_build_logs=lines.append)
+        self.assertTrue(any("echo" in str(line.message) for line in lines))
+        self.assertTrue(e2b.Template.alias_exists(name) if hasattr(e2b.Template, "alias_exists") else e2b.Template.exists(name))
+        sandbox = Sandbox.create(template=name, timeout=60)
+        try:
+            result = sandbox.commands.run("pwd; id -un; cat /srv/one.txt built.txt two.txt inner/three.txt /tmp/who; echo $BUILT")
+            self.assertEqual(result.stdout, "/srv/app\nuser\noneit's so\ntwothreeuser\nit's so\n")
+            self.assertEqual(sandbox.commands.run("stat -c '%U %a' two.txt").stdout, "user 640\n")
+            info = sandbox.get_info()
+            self.assertEqual((info.cpu_count, info.memory_mb), (1, 512))
+        finally:
+            sandbox.kill()
+        if hasattr(e2b.Template, "assign_tags"):
+            e2b.Template.assign_tags(name, ["v1", "v2"])
+            self.assertEqual({tag.tag for tag in e2b.Template.get_tags(name)}, {"default", "v1", "v2"})
+            e2b.Template.remove_tags(name, ["v1"])
+            with self.assertRaises(e2b.SandboxException):
+                Sandbox.create(template=f"{name}:v1")
+            Sandbox.create(template=f"{name}:v2", timeout=5).kill()
+
+    def test_a_failing_step_is_told(self):
+        template = e2b.Template().from_template("base").run_cmd("echo so be it >&2; exit 7")
+        with self.assertRaises(e2b.BuildException) as caught:
+            e2b.Template.build(template, alias=f"failing-{time.time_ns()}")
+        self.assertIn("7", str(caught.exception))
 
 
 if __name__ == "__main__":

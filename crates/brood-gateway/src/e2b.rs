@@ -22,6 +22,7 @@ mod ports;
 mod record;
 mod store;
 mod target;
+mod templates;
 mod time;
 mod tokens;
 
@@ -68,6 +69,8 @@ struct Shared {
     watchers: envd::Watchers,
     deadlines: deadline::Deadlines,
     snapshots: control::Snapshots,
+    builds: control::Builds,
+    templates: templates::Templates,
     /// Turns true when the daemon ends and streams that would go on must end.
     ended: watch::Sender<bool>,
 }
@@ -81,6 +84,7 @@ impl E2bState {
         let store = Arc::new(store::Store::open(&settings.state_directory.join("gateway.sqlite"))?);
         let tokens = tokens::Tokens::new(&store.secret()?);
         let keys = keys::Keys::load(Arc::clone(&store))?;
+        let templates = templates::Templates::load(store)?;
         let records = record::Records::default();
         Ok(Self(Arc::new(Shared {
             engine,
@@ -93,6 +97,8 @@ impl E2bState {
             watchers: envd::Watchers::default(),
             deadlines: deadline::Deadlines::default(),
             snapshots: control::Snapshots::default(),
+            builds: control::Builds::default(),
+            templates,
             ended: watch::Sender::new(false),
         })))
     }
@@ -137,6 +143,14 @@ impl E2bState {
 
     fn deadlines(&self) -> &deadline::Deadlines {
         &self.0.deadlines
+    }
+
+    fn builds(&self) -> &control::Builds {
+        &self.0.builds
+    }
+
+    fn templates(&self) -> &templates::Templates {
+        &self.0.templates
     }
 
     fn snapshots(&self) -> &control::Snapshots {

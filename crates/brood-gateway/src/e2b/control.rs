@@ -1,11 +1,13 @@
 //! The control plane: sandboxes and templates as REST.
 
+mod builds;
 mod create;
 mod idempotency;
 mod lifecycle;
 mod listing;
 mod network;
 mod observe;
+mod plan;
 mod snapshots;
 mod templates;
 mod views;
@@ -13,13 +15,14 @@ mod views;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request};
 use axum::http::{Method, StatusCode, Uri};
-use axum::routing::{delete, get, post, put};
+use axum::routing::{get, post, put};
 use axum::{Json, Router, middleware};
 use serde::de::DeserializeOwned;
 
 use super::failure::Failure;
 use super::{E2bState, auth};
 
+pub(super) use builds::Builds;
 pub(super) use idempotency::Idempotency;
 pub(super) use observe::{Samples, sample};
 pub(super) use snapshots::Snapshots;
@@ -43,7 +46,16 @@ pub(super) fn router(state: E2bState) -> Router {
         .route("/sandboxes/{id}/fork", post(snapshots::fork))
         .route("/sandboxes/{id}/snapshots", post(snapshots::take))
         .route("/snapshots", get(snapshots::list))
-        .route("/templates/{id}", delete(templates::remove))
+        .route("/templates", get(builds::list).post(builds::register))
+        .route("/v2/templates", get(builds::list).post(builds::register))
+        .route("/v3/templates", post(builds::register))
+        .route("/templates/tags", post(builds::assign_tags).delete(builds::remove_tags))
+        .route("/templates/aliases/{alias}", get(builds::alias))
+        .route("/templates/{id}", get(builds::inspect).delete(templates::remove))
+        .route("/templates/{id}/tags", get(builds::tags))
+        .route("/templates/{id}/files/{hash}", get(builds::upload_link))
+        .route("/templates/{id}/builds/{build}/status", get(builds::status))
+        .route("/v2/templates/{id}/builds/{build}", post(builds::start))
         .route("/sandboxes/{id}/network", put(network::replace))
         .route("/sandboxes/{id}/metrics", get(observe::metrics))
         .route("/sandboxes/{id}/logs", get(observe::logs_v1))
@@ -52,6 +64,7 @@ pub(super) fn router(state: E2bState) -> Router {
         .layer(middleware::from_fn_with_state(state.clone(), auth::check));
     Router::new()
         .route("/health", get(health))
+        .route("/uploads/{hash}", put(builds::upload).layer(DefaultBodyLimit::disable()))
         .merge(guarded)
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)

@@ -84,4 +84,29 @@ impl Store {
     pub(super) fn remove_key(&self, id: &str) -> Result<bool, StoreError> {
         Ok(self.connection().execute("DELETE FROM api_key WHERE id = ?1", [id])? > 0)
     }
+
+    /// All objects of this kind, by id.
+    pub(super) fn all<T: serde::de::DeserializeOwned>(&self, kind: &str) -> Result<Vec<(String, T)>, StoreError> {
+        let connection = self.connection();
+        let mut statement = connection.prepare_cached("SELECT id, value FROM object WHERE kind = ?1 ORDER BY id")?;
+        let rows = statement.query_map([kind], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))?;
+        rows.map(|row| {
+            let (id, text) = row?;
+            Ok((id, serde_json::from_str(&text)?))
+        })
+        .collect()
+    }
+
+    /// Keeps an object in place of an earlier one of that id.
+    pub(super) fn put<T: serde::Serialize>(&self, kind: &str, id: &str, value: &T) -> Result<(), StoreError> {
+        let text = serde_json::to_string(value)?;
+        let sql = "INSERT OR REPLACE INTO object (kind, id, value) VALUES (?1, ?2, ?3)";
+        self.connection().execute(sql, [kind, id, &text])?;
+        Ok(())
+    }
+
+    /// Forgets an object; whether there was one.
+    pub(super) fn remove(&self, kind: &str, id: &str) -> Result<bool, StoreError> {
+        Ok(self.connection().execute("DELETE FROM object WHERE kind = ?1 AND id = ?2", [kind, id])? > 0)
+    }
 }

@@ -26,6 +26,8 @@ pub(super) enum Purpose {
     Envd,
     /// The ports of servers inside.
     Traffic,
+    /// The upload of files for a template's build.
+    Upload,
 }
 
 impl Tokens {
@@ -38,6 +40,7 @@ impl Tokens {
         let purpose = match purpose {
             Purpose::Envd => "envd",
             Purpose::Traffic => "traffic",
+            Purpose::Upload => "upload",
         };
         blake3::keyed_hash(&self.secret, format!("{purpose}:{id}").as_bytes()).to_hex().to_string()
     }
@@ -71,6 +74,12 @@ pub(super) fn random_hex(count: usize) -> String {
     let bytes = random_bytes();
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
     digits.take(count).filter_map(|digit| char::from_digit(u32::from(digit), 16)).collect()
+}
+
+/// A random identifier in the form of a version 4 UUID.
+pub(super) fn random_uuid() -> String {
+    let hex = random_hex(30);
+    format!("{}-{}-4{}-a{}-{}", &hex[..8], &hex[8..12], &hex[12..15], &hex[15..18], &hex[18..30])
 }
 
 /// What a signed file address allows.
@@ -124,4 +133,12 @@ mod tests {
 
     const SIGNATURE_READ: &str = "v1_8NSAc+8NEumDUnEk5TOKMkXjXXAB7mKwKOxznCdXHk8";
     const SIGNATURE_WRITE: &str = "v1_hFXu28zXLKSxGZefgBwqUBQv58Bmi0ic461YIf/+cKY";
+
+    #[test]
+    fn identifiers_have_their_form() {
+        let uuid = random_uuid();
+        assert_eq!(uuid.len(), 36, "{uuid}");
+        assert_eq!(random_hex(40).len(), 40);
+        assert_ne!(random_hex(40), random_hex(40));
+    }
 }

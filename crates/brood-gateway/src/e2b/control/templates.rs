@@ -48,6 +48,14 @@ impl Origin {
 pub(super) fn resolve(state: &E2bState, asked: &str) -> Result<Origin, Failure> {
     let text = asked.trim();
     let plain = text.rsplit_once('/').map_or(text, |(_namespace, name)| name);
+    if let Some(build) = state.templates().build(&plain.to_ascii_lowercase()) {
+        let limits = ResourceLimits {
+            memory_bytes: build.memory_mb << 20,
+            cpus: Some(f64::from(build.cpu_count)),
+            ..ResourceLimits::default()
+        };
+        return Ok(Origin::Template { name: build.template, shown: text.to_owned(), limits });
+    }
     for candidate in candidates(plain) {
         let Ok(name) = candidate.parse::<TemplateName>() else { continue };
         if state.engine().template(&name).is_ok() {
@@ -85,6 +93,12 @@ pub(super) fn resolve(state: &E2bState, asked: &str) -> Result<Origin, Failure> 
 
 /// `DELETE /templates/{id}`: a template or a snapshot.
 pub(super) async fn remove(State(state): State<E2bState>, Path(id): Path<String>) -> Result<StatusCode, Failure> {
+    let plain = id.rsplit_once('/').map_or(&*id, |(_namespace, name)| name);
+    if let Some(template) = state.templates().find(plain) {
+        let keeper = state.clone();
+        blocking(move || keeper.templates().remove(keeper.engine(), &template.id)).await?;
+        return Ok(StatusCode::NO_CONTENT);
+    }
     let origin = resolve(&state, &id)?;
     let (engine, snapshots) = (Arc::clone(state.engine()), state.clone());
     blocking(move || match origin {
