@@ -14,6 +14,7 @@ mod connect;
 mod control;
 mod deadline;
 mod dispatch;
+mod edge;
 mod envd;
 mod failure;
 mod interpreter;
@@ -69,6 +70,7 @@ struct Shared {
     watchers: envd::Watchers,
     deadlines: deadline::Deadlines,
     snapshots: control::Snapshots,
+    counts: edge::Counts,
     builds: control::Builds,
     templates: templates::Templates,
     /// Turns true when the daemon ends and streams that would go on must end.
@@ -97,6 +99,7 @@ impl E2bState {
             watchers: envd::Watchers::default(),
             deadlines: deadline::Deadlines::default(),
             snapshots: control::Snapshots::default(),
+            counts: edge::Counts::default(),
             builds: control::Builds::default(),
             templates,
             ended: watch::Sender::new(false),
@@ -143,6 +146,10 @@ impl E2bState {
 
     fn deadlines(&self) -> &deadline::Deadlines {
         &self.0.deadlines
+    }
+
+    fn counts(&self) -> &edge::Counts {
+        &self.0.counts
     }
 
     fn builds(&self) -> &control::Builds {

@@ -1,8 +1,8 @@
 //! Who may use the control plane: holders of an API key.
 
 use axum::extract::{Request, State};
-use axum::http::header::AUTHORIZATION;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::{AUTHORIZATION, RETRY_AFTER};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
@@ -34,6 +34,12 @@ pub(super) async fn check(State(state): State<E2bState>, mut request: Request, n
             return Failure::new(StatusCode::UNAUTHORIZED, message).into_response();
         }
     };
+    if !state.counts().may_send(&id) {
+        let mut response =
+            Failure::new(StatusCode::TOO_MANY_REQUESTS, "too many requests with this key").into_response();
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
+        return response;
+    }
     request.extensions_mut().insert(KeyId(id));
     next.run(request).await
 }

@@ -13,8 +13,9 @@ mod templates;
 mod views;
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest, Request};
-use axum::http::{Method, StatusCode, Uri};
+use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, Method, StatusCode, Uri};
 use axum::routing::{get, post, put};
 use axum::{Json, Router, middleware};
 use serde::de::DeserializeOwned;
@@ -60,6 +61,7 @@ pub(super) fn router(state: E2bState) -> Router {
         .route("/sandboxes/{id}/metrics", get(observe::metrics))
         .route("/sandboxes/{id}/logs", get(observe::logs_v1))
         .route("/v2/sandboxes/{id}/logs", get(observe::logs_v2))
+        .route("/metrics", get(counts))
         .layer(DefaultBodyLimit::max(JSON_BODY_BYTES_MAX))
         .layer(middleware::from_fn_with_state(state.clone(), auth::check));
     Router::new()
@@ -73,6 +75,11 @@ pub(super) fn router(state: E2bState) -> Router {
 
 async fn health() -> &'static str {
     "OK"
+}
+
+/// For Prometheus, which can send a key as its bearer token.
+async fn counts(State(state): State<E2bState>) -> ([(HeaderName, &'static str); 1], String) {
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4")], state.counts().text(&state))
 }
 
 async fn unknown_route(method: Method, uri: Uri) -> Failure {

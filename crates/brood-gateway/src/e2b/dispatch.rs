@@ -11,6 +11,7 @@ use brood_sandbox::sandbox::Sandbox;
 use tower::ServiceExt as _;
 
 use super::deadline::WOKEN_FOR;
+use super::edge::{Plane, Seen};
 use super::failure::{Failure, RouteFailure};
 use super::record::Record;
 use super::target::Target;
@@ -48,35 +49,49 @@ impl Reached {
 
 /// Every request comes here first.
 pub(super) async fn dispatch(State(planes): State<Planes>, request: Request) -> Response {
+    let seen = Seen::of(&request);
+    let state = planes.state.clone();
+    let (plane, mut response) = route(planes, request).await;
+    let status = response.status();
+    seen.answered(&state, plane, status, response.headers_mut());
+    response
+}
+
+async fn route(planes: Planes, request: Request) -> (Plane, Response) {
+    let state = &planes.state;
     let target = match Target::of(request.uri(), request.headers()) {
         Ok(Some(target)) => target,
         Ok(None) => {
-            if let Some(reached) = envd::signed_file_target(&planes.state, &request) {
-                return envd::serve(&planes.state, reached, request).await;
+            if let Some(reached) = envd::signed_file_target(state, &request) {
+                return (Plane::Envd, envd::serve(state, reached, request).await);
             }
             if envd::is_signed_file(&request) {
                 let message = "the signature fits no sandbox";
-                return Failure::new(StatusCode::UNAUTHORIZED, message).into_response();
+                return (Plane::Envd, Failure::new(StatusCode::UNAUTHORIZED, message).into_response());
             }
             // The router's error type has no values.
             let Ok(response) = planes.control.oneshot(request).await;
-            return response;
+            return (Plane::Control, response);
         }
-        Err(bad) => return RouteFailure::BadTarget(bad.0).into_response(),
+        Err(bad) => return (Plane::Port, RouteFailure::BadTarget(bad.0).into_response()),
     };
-    let Some(reached) = reach(&planes.state, &target).await else {
-        return RouteFailure::NoSandbox(&target.id).into_response();
+    let plane = match target.port {
+        ENVD_PORT => Plane::Envd,
+        INTERPRETER_PORT => Plane::Interpreter,
+        _ => Plane::Port,
     };
-    if reached.port == ENVD_PORT {
-        return envd::serve(&planes.state, reached, request).await;
+    let Some(reached) = reach(state, &target).await else {
+        return (plane, RouteFailure::NoSandbox(&target.id).into_response());
+    };
+    if plane != Plane::Envd && !may_pass(state, &reached, &request) {
+        return (plane, RouteFailure::Forbidden(reached.id()).into_response());
     }
-    if !may_pass(&planes.state, &reached, &request) {
-        return RouteFailure::Forbidden(reached.id()).into_response();
-    }
-    match reached.port {
-        INTERPRETER_PORT => interpreter::serve(&planes.state, reached, request).await,
-        _ => ports::serve(&planes.state, reached, request).await,
-    }
+    let response = match plane {
+        Plane::Envd => envd::serve(state, reached, request).await,
+        Plane::Interpreter => interpreter::serve(state, reached, request).await,
+        Plane::Port | Plane::Control => ports::serve(state, reached, request).await,
+    };
+    (plane, response)
 }
 
 /// The sandbox, if it lives, or is paused and wants to be woken by traffic.

@@ -97,24 +97,31 @@ impl BuildProgress for Told {
 /// The builds of this daemon.
 #[derive(Debug, Default)]
 pub(in crate::e2b) struct Builds {
-    known: Mutex<(HashMap<String, Arc<Running>>, VecDeque<String>)>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    builds: HashMap<String, Arc<Running>>,
+    /// Their ids, oldest first.
+    order: VecDeque<String>,
 }
 
 impl Builds {
     fn add(&self, id: &str, build: Running) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.0.insert(id.to_owned(), Arc::new(build));
-        known.1.push_back(id.to_owned());
-        if known.1.len() > BUILDS_KEPT
-            && let Some(oldest) = known.1.pop_front()
+        known.builds.insert(id.to_owned(), Arc::new(build));
+        known.order.push_back(id.to_owned());
+        if known.order.len() > BUILDS_KEPT
+            && let Some(oldest) = known.order.pop_front()
         {
-            known.0.remove(&oldest);
+            known.builds.remove(&oldest);
         }
     }
 
     fn find(&self, template: &str, id: &str) -> Result<Arc<Running>, Failure> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let build = known.0.get(id).filter(|build| build.template_id == template);
+        let build = known.builds.get(id).filter(|build| build.template_id == template);
         build.cloned().ok_or_else(|| Failure::not_found("there is no such build"))
     }
 }
