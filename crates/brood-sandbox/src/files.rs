@@ -90,7 +90,10 @@ impl Files {
                 | io::ErrorKind::DirectoryNotEmpty
                 | io::ErrorKind::AlreadyExists
                 | io::ErrorKind::InvalidInput
+                | io::ErrorKind::InvalidFilename
                 | io::ErrorKind::CrossesDevices => Some(ErrorKind::Invalid),
+                // Links in a circle, or those of /proc that would lead out.
+                _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => Some(ErrorKind::Invalid),
                 _ => None,
             };
             match kind {

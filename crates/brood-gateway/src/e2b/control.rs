@@ -15,7 +15,8 @@ mod views;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderName, Method, StatusCode, Uri};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post, put};
 use axum::{Json, Router, middleware};
 use serde::de::DeserializeOwned;
@@ -30,6 +31,8 @@ pub(super) use snapshots::Snapshots;
 
 /// Longest JSON body: definitions of templates with many steps fit many times.
 const JSON_BODY_BYTES_MAX: usize = 4 << 20;
+/// Longest text of a refusal.
+const REFUSAL_BYTES_MAX: usize = 4096;
 
 /// The control plane.
 pub(super) fn router(state: E2bState) -> Router {
@@ -70,11 +73,24 @@ pub(super) fn router(state: E2bState) -> Router {
         .merge(guarded)
         .fallback(unknown_route)
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::map_response(in_our_form))
         .with_state(state)
 }
 
 async fn health() -> &'static str {
     "OK"
+}
+
+/// Refusals that the framework makes by itself, before a handler, are put into the form that clients read.
+async fn in_our_form(response: Response) -> Response {
+    let status = response.status();
+    let is_json = |value: &HeaderValue| value.as_bytes().starts_with(b"application/json");
+    if status.as_u16() < 400 || response.headers().get(CONTENT_TYPE).is_some_and(is_json) {
+        return response;
+    }
+    let told = axum::body::to_bytes(response.into_body(), REFUSAL_BYTES_MAX).await.unwrap_or_default();
+    let told = String::from_utf8_lossy(&told).into_owned();
+    Failure::new(status, if told.is_empty() { status.to_string() } else { told }).into_response()
 }
 
 /// For Prometheus, which can send a key as its bearer token.
