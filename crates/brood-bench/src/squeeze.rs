@@ -179,6 +179,7 @@ fn create_request() -> Result<CreateRequest> {
         timeout: None,
         labels: BTreeMap::new(),
         network: NetworkRequest::default(),
+        checkpoint_every_call: None,
     })
 }
 

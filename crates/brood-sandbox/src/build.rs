@@ -242,6 +242,7 @@ impl Engine {
             labels: BTreeMap::from([("brood.build".to_owned(), request.name.to_string())]),
             // Package managers have to reach their registries.
             network: NetworkRequest { access: NetworkAccess::All, ..NetworkRequest::default() },
+            checkpoint_every_call: None,
         };
         let sandbox = self.create_cold(create, template)?;
         // As in a Dockerfile: the working directory is made when it is missing.

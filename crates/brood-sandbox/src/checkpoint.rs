@@ -71,6 +71,9 @@ pub struct CheckpointInfo {
     pub copied_pages: usize,
     /// How long the sandbox stood still, in microseconds.
     pub standstill_us: u64,
+    /// Whether it was taken by itself after a tool call, and goes by itself too.
+    #[serde(default)]
+    pub automatic: bool,
 }
 
 /// All checkpoints of an engine.
@@ -186,6 +189,21 @@ impl Checkpoints {
         let gone = removed.iter().map(|checkpoint| checkpoint.info.id.clone()).collect();
         moved(&gone, parent.as_ref());
         Ok(removed)
+    }
+
+    /// Those of a sandbox's automatic checkpoints that may go, oldest first: all but the newest
+    /// `kept` and those from which more than one state goes on.
+    pub(crate) fn outdated(
+        &self,
+        sandbox: &SandboxId,
+        kept: usize,
+        is_used: impl Fn(&CheckpointId) -> bool,
+    ) -> Vec<CheckpointId> {
+        let all = self.list();
+        let children = |id: &CheckpointId| all.iter().filter(|info| info.parent.as_ref() == Some(id)).count();
+        let automatic: Vec<_> = all.iter().filter(|info| info.automatic && info.sandbox == *sandbox).collect();
+        let old = automatic.iter().take(automatic.len().saturating_sub(kept));
+        old.filter(|info| children(&info.id) < 2 && !is_used(&info.id)).map(|info| info.id.clone()).collect()
     }
 
     /// Takes all out; for the end of the engine.

@@ -10,11 +10,11 @@ use brood_deltafs::{LayerId, Store, SystemLayers};
 use crate::build::Quiet;
 use crate::catalog::Catalog;
 use crate::cgroup::{CgroupRoot, SandboxCgroup};
-use crate::checkpoint::{CheckpointInfo, Checkpoints, FrozenState};
+use crate::checkpoint::{Checkpoint, CheckpointInfo, Checkpoints, FrozenState};
 use crate::connection::Connection;
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::{Follow, now_ms};
-use crate::ids::{SandboxId, TemplateName};
+use crate::ids::{CheckpointId, SandboxId, TemplateName};
 use crate::isolation::{self, ID_COUNT, Isolation};
 use crate::janitor::Janitor;
 use crate::limits;
@@ -80,6 +80,8 @@ impl EngineSettings {
 pub(crate) struct Core {
     pub(crate) reactor: Arc<Reactor>,
     pub(crate) janitor: Janitor,
+    /// Takes the checkpoints that follow tool calls.
+    pub(crate) checkpointer: Janitor,
     /// Keeps layer stacks shallow.
     squasher: Janitor,
     pub(crate) store: Store,
@@ -107,6 +109,24 @@ impl Core {
         let started = Arc::new(Capturing::start(self.guardian.as_deref())?);
         *capturing = Some(Arc::clone(&started));
         Ok(started)
+    }
+
+    /// Takes a checkpoint out of the tree; sandboxes that are at it move to its parent.
+    pub(crate) fn remove_checkpoint(&self, id: &CheckpointId, recursive: bool) -> Result<Vec<Arc<Checkpoint>>> {
+        let sandboxes = self.all_sandboxes();
+        self.checkpoints.remove(id, recursive, |gone, parent| {
+            for sandbox in &sandboxes {
+                let mut at = sandbox.at.lock().unwrap_or_else(PoisonError::into_inner);
+                if at.as_ref().is_some_and(|at| gone.contains(at)) {
+                    *at = parent.cloned();
+                }
+            }
+        })
+    }
+
+    /// All live sandboxes, in no order.
+    pub(crate) fn all_sandboxes(&self) -> Vec<Arc<Sandbox>> {
+        self.sandboxes.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     /// Makes a stack shallow in the background.
@@ -199,6 +219,7 @@ impl Engine {
         let core = Core {
             reactor: Reactor::start()?,
             janitor: Janitor::start("janitor")?,
+            checkpointer: Janitor::start("checkpointer")?,
             squasher: Janitor::start("squasher")?,
             store,
             network: SandboxNetwork::new(settings.instance),
@@ -472,15 +493,7 @@ impl Engine {
     /// `NotFound`.
     pub fn remove_checkpoint(&self, text: &str, recursive: bool) -> Result<Vec<CheckpointInfo>> {
         let id = self.core.checkpoints.find(text)?.info.id.clone();
-        let sandboxes = self.sandboxes();
-        let removed = self.core.checkpoints.remove(&id, recursive, |gone, parent| {
-            for sandbox in &sandboxes {
-                let mut at = sandbox.at.lock().unwrap_or_else(PoisonError::into_inner);
-                if at.as_ref().is_some_and(|at| gone.contains(at)) {
-                    *at = parent.cloned();
-                }
-            }
-        })?;
+        let removed = self.core.remove_checkpoint(&id, recursive)?;
         Ok(removed.iter().map(|checkpoint| checkpoint.info.clone()).collect())
     }
 
@@ -547,6 +560,7 @@ impl Engine {
             return;
         }
         self.ready.stop();
+        self.core.checkpointer.stop();
         std::thread::scope(|scope| {
             for sandbox in self.sandboxes() {
                 scope.spawn(move || sandbox.end_because("the daemon shuts down"));

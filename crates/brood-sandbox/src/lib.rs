@@ -7,6 +7,7 @@
 //! What this crate must never know: HTTP, the command line, JSON on a wire.
 #![forbid(unsafe_code)]
 
+mod after_calls;
 pub mod build;
 mod catalog;
 mod cgroup;

@@ -50,6 +50,10 @@ pub struct CreateRequest {
     /// What it may reach.
     #[serde(default)]
     pub network: NetworkRequest,
+    /// A checkpoint is taken in the background after each tool call, and so many of these are kept;
+    /// none takes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_every_call: Option<u32>,
 }
 
 impl CreateRequest {
@@ -62,6 +66,7 @@ impl CreateRequest {
             timeout: None,
             labels: BTreeMap::new(),
             network: NetworkRequest::default(),
+            checkpoint_every_call: None,
         }
     }
 }

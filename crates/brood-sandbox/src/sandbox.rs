@@ -13,7 +13,7 @@ mod messages;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,8 @@ pub struct Sandbox {
     history: Mutex<Option<History>>,
     /// The checkpoint that it was forked from, put back to or frozen as last.
     pub(crate) at: Mutex<Option<CheckpointId>>,
+    /// One is to be taken after a call, and has not been yet.
+    pub(crate) checkpoint_due: AtomicBool,
     token: OnceLock<Token>,
     starting: Mutex<HashMap<u64, Starting>>,
     processes: Mutex<Processes>,
@@ -115,6 +117,7 @@ impl Sandbox {
             turn: RwLock::default(),
             history: Mutex::default(),
             at: Mutex::default(),
+            checkpoint_due: AtomicBool::new(false),
             token: OnceLock::new(),
             starting: Mutex::default(),
             processes: Mutex::default(),

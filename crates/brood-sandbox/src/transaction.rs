@@ -132,6 +132,16 @@ impl Sandbox {
     /// `Unsupported` when a process holds something that cannot be captured, named in the message;
     /// nothing has changed then. `Conflict` for a name that is taken.
     pub fn checkpoint(self: &Arc<Self>, name: Option<String>, with_processes: bool) -> Result<CheckpointInfo> {
+        self.checkpoint_as(name, with_processes, false)
+    }
+
+    /// As [`checkpoint`](Self::checkpoint), perhaps one that goes by itself.
+    pub(crate) fn checkpoint_as(
+        self: &Arc<Self>,
+        name: Option<String>,
+        with_processes: bool,
+        automatic: bool,
+    ) -> Result<CheckpointInfo> {
         let _alone = self.turn.write().unwrap_or_else(PoisonError::into_inner);
         self.ensure_running()?;
         self.core.checkpoints.ensure_room(&self.request.template, name.as_deref())?;
@@ -148,6 +158,7 @@ impl Sandbox {
             layers: state.stack.current().depth(),
             copied_pages: cost.copied_pages,
             standstill_us: cost.standstill_us,
+            automatic,
         };
         let (template, request) = (Arc::clone(&self.template), self.request.clone());
         let checkpoint = Checkpoint { info, template, request, state: Arc::clone(&state) };

@@ -331,6 +331,10 @@ pub struct CreateArguments {
     /// Kill it after this time
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub timeout: Option<Duration>,
+    /// Take a checkpoint in the background after each tool call, and keep the last N [N: 16]
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "16")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub checkpoint_every_call: Option<u32>,
 }
 
 #[derive(Debug, Args)]

@@ -24,7 +24,7 @@ impl Sandbox {
     }
 
     /// One message of PID 1, on the reactor's thread.
-    fn received(&self, mut message: Message) {
+    fn received(self: &Arc<Self>, mut message: Message) {
         match message.header.kind {
             Kind::Spawned => {
                 self.process_started(&mut message);
@@ -54,7 +54,7 @@ impl Sandbox {
         process.started(pid, streams, &self.core.reactor, &self.log);
     }
 
-    fn process_ended(&self, exited: Exited) {
+    fn process_ended(self: &Arc<Self>, exited: Exited) {
         let Some(process) = lock(&self.processes).live.remove(&exited.pid) else { return };
         let reason = reason_of(exited.wait_status);
         let was_killed = matches!(reason, ExitReason::Signaled(9) | ExitReason::Exited(137));
@@ -76,6 +76,9 @@ impl Sandbox {
         self.remember(Arc::clone(&process));
         let report = process.ended(end);
         self.announce_end(&process, &report);
+        if !process.is_background() {
+            self.checkpoint_soon();
+        }
     }
 
     fn announce_end(&self, process: &Process, report: &ExitReport) {

@@ -7,9 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use brood_sandbox::build::Quiet;
 use brood_sandbox::engine::{Engine, EngineSettings};
-use brood_sandbox::model::{
-    BuildRequest, BuildStep, CreateRequest, ExitReport, NetworkRequest, ProcessRequest, ResourceLimits,
-};
+use brood_sandbox::model::{BuildRequest, BuildStep, CreateRequest, ExitReport, ProcessRequest, ResourceLimits};
 use brood_sandbox::output::{OutputEvent, Stream};
 use brood_sandbox::sandbox::Sandbox;
 use rustix::fs::FlockOperation;
@@ -127,12 +125,8 @@ pub(crate) fn build_request(name: &str, steps: Vec<BuildStep>) -> BuildRequest {
 
 pub(crate) fn create_request() -> CreateRequest {
     CreateRequest {
-        template: "debian".parse().unwrap(),
-        environment: BTreeMap::new(),
         limits: ResourceLimits { memory_bytes: 256 << 20, pids: 128, ..ResourceLimits::default() },
-        timeout: None,
-        labels: BTreeMap::new(),
-        network: NetworkRequest::default(),
+        ..CreateRequest::plain("debian".parse().unwrap())
     }
 }
 

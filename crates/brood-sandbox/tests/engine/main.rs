@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::let_underscore_must_use, reason = "a test fails by panicking")]
 
+mod after_calls;
 mod attacks;
 mod builds;
 mod calls;

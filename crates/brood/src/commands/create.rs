@@ -13,6 +13,7 @@ use crate::output;
 pub async fn run(context: &Context, arguments: CreateArguments) -> Outcome {
     let mut request = request(&arguments.template, arguments.options)?;
     request.timeout = arguments.timeout;
+    request.checkpoint_every_call = arguments.checkpoint_every_call;
     let client = context.client().await?;
     let sandboxes = client.create(&CreateSandboxes { request, count: arguments.count }).await?;
     if context.global.json {
@@ -40,5 +41,6 @@ pub fn request(template: &str, options: SandboxOptions) -> anyhow::Result<Create
         timeout: None,
         labels: options.label.into_iter().collect(),
         network: NetworkRequest { access: options.network, allow: options.allow, deny: options.deny },
+        checkpoint_every_call: None,
     })
 }

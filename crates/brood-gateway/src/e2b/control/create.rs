@@ -160,6 +160,7 @@ fn plan(state: &E2bState, owner: String, asked: Create, default_s: i64) -> Resul
         // The engine's labels are stricter than metadata; what does not fit is in the record alone.
         labels: metadata.into_iter().filter(|(key, _)| !key.is_empty() && !key.contains(['=', '\0'])).collect(),
         network,
+        checkpoint_every_call: None,
     };
     Ok(Plan { origin, request, record, timeout })
 }
