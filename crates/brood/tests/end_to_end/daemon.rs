@@ -70,11 +70,15 @@ fn stopping_leaves_no_process_and_no_socket() {
     place.run(&["serve", "--stop"]).succeeded();
     assert!(!place.path().join("run/brood.sock").exists());
     // It may still be a moment from its end as a process, though it holds nothing any more.
-    let gone = (0..1000).any(|_| {
-        std::thread::yield_now();
-        // A zombie waits for whoever is to reap orphans here, which is not our matter.
-        fs::read_to_string(format!("/proc/{pid}/status")).map_or(true, |status| status.contains("State:\tZ"))
-    });
+    let daemon = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+    let gone = match rustix::process::pidfd_open(daemon, rustix::process::PidfdFlags::empty()) {
+        Err(error) => error == rustix::io::Errno::SRCH,
+        Ok(process) => {
+            let patience = rustix::time::Timespec { tv_sec: 30, tv_nsec: 0 };
+            let mut ended = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut ended, Some(&patience)).unwrap() > 0
+        }
+    };
     assert!(gone, "{pid}");
     place.run(&["serve", "--stop"]).ended(1).said("no daemon");
 }
