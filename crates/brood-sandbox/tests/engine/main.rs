@@ -13,6 +13,7 @@ mod checkpoints;
 mod depth;
 mod fixture;
 mod forks;
+mod hostile;
 mod lifecycle;
 mod memory;
 mod network;
