@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use brood_kernel::injection::{Batch, CallIndex};
+use brood_kernel::maps::Protection;
 use brood_kernel::ptrace;
 use brood_pager::{Adoption, PagedSpace};
 use rustix::process::Pid;
@@ -19,6 +20,8 @@ use crate::watcher::{Paging, Watcher};
 const PAGE_BYTES: u64 = 4096;
 /// Most pages of arguments and of environment that stay; more is not shown by any tool.
 const TEXT_PAGES_MAX: usize = 32;
+/// Mappings made by one batch.
+const MAPPINGS_PER_BATCH: usize = 256;
 /// Room that one call without data takes in a batch.
 const CALL_ROOM: usize = 96;
 
@@ -147,6 +150,28 @@ impl StoppedTree<'_> {
         }
         let space = member.watcher.as_ref().and_then(Watcher::space);
         space.ok_or(Error::Malformed { pid: pid.as_raw_nonzero().get(), what: "the watcher" })
+    }
+
+    /// Puts anonymous memory in the place of private mappings, whose content is gone then.
+    ///
+    /// # Errors
+    /// If there is no such process, or code can't be run in it.
+    pub fn make_anonymous(&mut self, pid: Pid, mappings: &[(Range<u64>, Protection)]) -> Result<()> {
+        self.prepare_areas()?;
+        let process = self.alive(pid)?;
+        let (Some(area), Some(leader)) = (process.area, process.threads.first()) else {
+            return Err(Error::Malformed { pid: pid.as_raw_nonzero().get(), what: "the threads" });
+        };
+        let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE) as u64;
+        for mappings in mappings.chunks(MAPPINGS_PER_BATCH) {
+            let mut batch = Batch::new(area);
+            for (range, protection) in mappings {
+                let length = range.end - range.start;
+                batch.call(libc::SYS_mmap, &[range.start, length, protection.bits().into(), flags, u64::MAX, 0]);
+            }
+            engine_area::run(process, leader, &batch)?;
+        }
+        Ok(())
     }
 
     fn alive(&self, pid: Pid) -> Result<&StoppedProcess> {

@@ -29,6 +29,8 @@ pub fn private_memory(tree: &Tree) -> Result<PrivateMemory> {
     for pid in tree.running()? {
         let survey = Survey::of(pid, &mut buffer)?;
         memory.pages += survey.pages.iter().map(pages).sum::<usize>();
+        // What is still a file's is in neither, nor are pages of it that nobody wrote.
+        memory.pages += survey.written_data;
         memory.left_alone_pages += survey.left_alone;
         memory.page_table_bytes += page_table_bytes(pid, &mut buffer);
     }

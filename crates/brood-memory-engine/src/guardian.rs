@@ -23,6 +23,10 @@ use rustix::process::{Signal, pidfd_send_signal};
 
 /// How long one sandbox' end is waited for.
 const END_SECONDS: i64 = 60;
+/// Descriptors of a daemon that has many; the kernel's table grows with the highest number.
+const NUMBERS_MAX: u64 = 1 << 16;
+/// Numbers left above for others who want a high one.
+const NUMBERS_LEFT: i32 = 64;
 /// Kind and number.
 const MESSAGE_BYTES: usize = 9;
 
@@ -47,6 +51,7 @@ impl Guardian {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         // In a group of its own: an interrupt from a terminal is meant for the daemon.
         let process = command.process_group(0).stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
+        let ours = rustix::io::fcntl_dupfd_cloexec(&ours, high_number()).unwrap_or(ours);
         Ok(Arc::new(Self { socket: Some(ours), process: Mutex::new(process) }))
     }
 
@@ -88,6 +93,14 @@ impl Drop for Guardian {
             tracing::warn!(%error, "the guardian could not be collected");
         }
     }
+}
+
+/// A high number for a descriptor. What a dying process has open is let go of from the highest number down, and letting go
+/// of a pipe waits for a reader inside it, which may itself wait for a squeezed page: the guardian has to hear of the
+/// death first.
+fn high_number() -> i32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    i32::try_from(limit.min(NUMBERS_MAX)).unwrap_or(0).saturating_sub(NUMBERS_LEFT).max(0)
 }
 
 /// The guardian's whole life: holds what it is given until the other end of `socket` is closed, then kills all sandboxes

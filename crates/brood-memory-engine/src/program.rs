@@ -39,6 +39,14 @@ mod tests {
         let start = |argument: &str| std::process::Command::new("sleep").arg(argument).spawn().unwrap();
         let mut children = [start("101"), start("101"), start("102")];
         let pids = children.each_ref().map(Pid::from_child);
+        // The parent goes on before the child has its arguments.
+        for (pid, argument) in pids.into_iter().zip(["101", "101", "102"]) {
+            let path = format!("/proc/{}/cmdline", pid.as_raw_nonzero());
+            let expected = format!("sleep\0{argument}\0");
+            while std::fs::read(&path).unwrap() != expected.as_bytes() {
+                std::thread::yield_now();
+            }
+        }
         let [one, same, other] = pids.map(hash);
         assert_eq!(one, same);
         assert_ne!(one, other);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use brood_deltacr::{StoppedTree, Tree};
 use brood_kernel::maps::{self, Mapping};
-use brood_kernel::process_copy;
 use brood_kernel::userfaultfd::Watch;
+use brood_kernel::{process_copy, process_memory};
 use brood_pager::{OwedMap, PageAddress, PagedSpace};
 use brood_pages::cohort::Squeezer;
 use brood_pages::{PAGE_SIZE, Page, PageNumber};
@@ -38,6 +38,8 @@ struct Piece<'s> {
     survey: &'s Survey,
     kin: Kin,
     ranges: Vec<Range<u64>>,
+    /// They are whole mappings of files, which become anonymous memory.
+    is_data: bool,
 }
 
 /// A piece whose pages are encoded: where each lies, how it is kept, and what it held.
@@ -46,6 +48,7 @@ struct EncodedPiece<'s> {
     survey: &'s Survey,
     kin: Kin,
     ranges: Vec<Range<u64>>,
+    is_data: bool,
     contents: Vec<u8>,
     kept: Vec<(PageNumber, Kept)>,
 }
@@ -63,7 +66,7 @@ impl SandboxMemory {
         let mut surveys = Vec::new();
         for pid in tree.running()? {
             let survey = Survey::of(pid, &mut buffer)?;
-            report.private_pages += survey.pages.iter().map(pages).sum::<usize>();
+            report.private_pages += survey.pages.iter().map(pages).sum::<usize>() + survey.written_data;
             report.left_alone_pages += survey.left_alone;
             surveys.push((pid, self.kin(&processes, tree, pid), survey));
         }
@@ -126,10 +129,10 @@ impl SandboxMemory {
         go_on: &dyn Fn() -> bool,
         report: &mut SqueezeReport,
     ) -> (EncodedPiece<'s>, Result<()>) {
-        let Piece { pid, survey, kin, ranges } = piece;
+        let Piece { pid, survey, kin, ranges, is_data } = piece;
         let total: usize = ranges.iter().map(pages).sum();
         let mut piece =
-            EncodedPiece { pid, survey, kin, ranges, contents: vec![0; total * PAGE_SIZE], kept: Vec::new() };
+            EncodedPiece { pid, survey, kin, ranges, is_data, contents: vec![0; total * PAGE_SIZE], kept: Vec::new() };
         let copied = match process_copy::gather(pid, &vectors(&piece.ranges), &mut piece.contents) {
             Ok(copied) => copied / PAGE_SIZE,
             Err(Errno::SRCH) => 0,
@@ -178,6 +181,9 @@ impl SandboxMemory {
             // and a page that is dropped but not owed yet would be zeros for it.
             let essential = stopped.essential_pages(piece.pid)?;
             unchanged.retain(|page| !essential.contains(&page.address()));
+            if piece.is_data {
+                keep_whole(&piece.ranges, &mappings, &mut unchanged);
+            }
             if unchanged.is_empty() {
                 continue;
             }
@@ -201,9 +207,19 @@ impl SandboxMemory {
         unchanged: &[PageNumber],
         report: &mut SqueezeReport,
     ) -> Result<()> {
-        let watched = watch(stopped.paged(piece.pid, &self.machinery.paging)?, mappings, unchanged, piece.pid)?;
+        if piece.is_data {
+            make_anonymous(stopped, piece, mappings, unchanged)?;
+        }
+        let space = stopped.paged(piece.pid, &self.machinery.paging)?;
+        let watched = watch(space, mappings, unchanged, piece.pid)?;
+        let refused = if piece.is_data {
+            // There is no going on without what they held.
+            write_back(piece, |page| unchanged.binary_search(&page).is_ok() && watched.binary_search(&page).is_err())?;
+            Vec::new()
+        } else {
+            stopped.give_up_pages(piece.pid, &runs(&watched))?
+        };
         let unchanged = &watched[..];
-        let refused = stopped.give_up_pages(piece.pid, &runs(unchanged))?;
         let is_dropped = |page: PageNumber| {
             unchanged.binary_search(&page).is_ok() && !refused.iter().any(|range| range.contains(&page.address()))
         };
@@ -265,6 +281,49 @@ impl SandboxMemory {
         process.pages = Some(pages);
         Ok(())
     }
+}
+
+/// Leaves only pages of mappings all of whose pages are among them, and which are what they were.
+fn keep_whole(ranges: &[Range<u64>], mappings: &[Mapping], pages: &mut Vec<PageNumber>) {
+    let is_whole = |range: &&Range<u64>| {
+        let first = pages.partition_point(|page| page.address() < range.start);
+        let end = pages.partition_point(|page| page.address() < range.end);
+        let is_there = |mapping: &Mapping| mapping.start == range.start && mapping.end == range.end;
+        end - first == self::pages(range) && mappings.iter().any(is_there)
+    };
+    let whole: Vec<Range<u64>> = ranges.iter().filter(is_whole).cloned().collect();
+    pages.retain(|page| {
+        let index = whole.partition_point(|range| range.end <= page.address());
+        whole.get(index).is_some_and(|range| range.start <= page.address())
+    });
+}
+
+/// Puts anonymous memory in the place of private mappings of files.
+fn make_anonymous(
+    stopped: &mut StoppedTree<'_>,
+    piece: &EncodedPiece<'_>,
+    mappings: &[Mapping],
+    pages: &[PageNumber],
+) -> Result<()> {
+    let holds_pages = |range: &Range<u64>| {
+        let first = pages.partition_point(|page| page.address() < range.start);
+        pages.get(first).is_some_and(|page| page.address() < range.end)
+    };
+    let wanted = mappings.iter().map(|mapping| (mapping.start..mapping.end, mapping.protection));
+    let wanted: Vec<_> = wanted.filter(|(range, _)| piece.ranges.contains(range) && holds_pages(range)).collect();
+    Ok(stopped.make_anonymous(piece.pid, &wanted)?)
+}
+
+/// Writes what pages of a piece held to where it was.
+fn write_back(piece: &EncodedPiece<'_>, is_wanted: impl Fn(PageNumber) -> bool) -> Result<()> {
+    let memory = process_memory::open(piece.pid).map_err(kernel(piece.pid, "open the memory"))?;
+    for (number, content) in numbers(&piece.ranges).zip(page_contents(&piece.contents)) {
+        if is_wanted(number) {
+            process_memory::write_forced(&memory, number.address(), content)
+                .map_err(kernel(piece.pid, "write pages back"))?;
+        }
+    }
+    Ok(())
 }
 
 /// Has touches of the mappings of pages reported; returns the pages for which that is possible. (A program may watch some
@@ -337,13 +396,28 @@ fn portions<'s>(surveys: &'s [(Pid, Kin, Survey)]) -> Vec<Vec<Piece<'s>>> {
                 let end = range.end.min(start + (room * PAGE_SIZE) as u64);
                 let Some(portion) = portions.last_mut() else { break };
                 if std::mem::take(&mut fresh) {
-                    portion.push(Piece { pid: *pid, survey, kin: kin.clone(), ranges: Vec::new() });
+                    portion.push(Piece { pid: *pid, survey, kin: kin.clone(), ranges: Vec::new(), is_data: false });
                 }
                 if let Some(piece) = portion.last_mut() {
                     piece.ranges.push(start..end);
                 }
                 room -= pages(&(start..end));
                 start = end;
+            }
+        }
+        let mut fresh = true;
+        for range in &survey.data {
+            if room < pages(range) {
+                portions.push(Vec::new());
+                (room, fresh) = (PORTION_PAGES, true);
+            }
+            room -= pages(range);
+            let Some(portion) = portions.last_mut() else { break };
+            if std::mem::take(&mut fresh) {
+                portion.push(Piece { pid: *pid, survey, kin: kin.clone(), ranges: Vec::new(), is_data: true });
+            }
+            if let Some(piece) = portion.last_mut() {
+                piece.ranges.push(range.clone());
             }
         }
     }
@@ -357,7 +431,8 @@ fn unchanged(piece: &EncodedPiece<'_>, mappings: &[Mapping]) -> Result<Vec<PageN
         .map_err(kernel(piece.pid, "copy pages"))?;
     let same = page_contents(&piece.contents).zip(page_contents(&contents)).take(copied / PAGE_SIZE);
     let pages = piece.kept.iter().zip(same).filter(|(_, (before, now))| before == now);
-    Ok(pages.map(|((page, _), _)| *page).filter(|page| is_same_mapping(piece.survey, mappings, *page)).collect())
+    let is_same = |page: &PageNumber| is_same_mapping(piece.survey, mappings, *page);
+    Ok(pages.map(|((page, _), _)| *page).filter(is_same).collect())
 }
 
 /// Whether a page is in the same mapping as at the survey, which may have grown (as heaps do).
@@ -428,6 +503,15 @@ mod tests {
         assert_eq!(runs(&[4, 5, 7], std::slice::from_ref(&wide)), [0x4000..0x6000, 0x7000..0x8000]);
         let zero = [(PageNumber(1), Kept::Zero), (PageNumber(2), Kept::AsTemplate), (PageNumber(12), Kept::AsTemplate)];
         assert_eq!(owed_runs(&zero, &mappings, &[]), [0x2000..0x3000, 0xc000..0xd000]);
+    }
+
+    #[test]
+    fn of_a_mapping_all_pages_go_or_none() {
+        let text = b"1000-3000 rw-p 0 08:01 7 /a\n3000-5000 rw-p 0 08:01 7 /a\n8000-9000 r--p 0 08:01 8 /b\n";
+        let ranges = [0x1000..0x3000, 0x3000..0x5000, 0x8000..0x9000, 0xa000..0xb000];
+        let mut pages = [1, 2, 4, 8, 10].map(PageNumber).to_vec();
+        keep_whole(&ranges, &maps::parse(text).unwrap(), &mut pages);
+        assert_eq!(pages, [1, 2, 8].map(PageNumber));
     }
 
     #[test]

@@ -25,6 +25,9 @@ const LEFT_ALONE: MappingFlags = MappingFlags::LOCKED
     .union(MappingFlags::INPUT_OUTPUT)
     .union(MappingFlags::SHADOW_STACK);
 
+/// Pages of a file's private mapping that becomes anonymous memory, at most: 4 MiB.
+const DATA_PAGES_MAX: usize = 1024;
+
 /// Mapping of a context for asynchronous input and output: the kernel may write to the process' pages at any time.
 const ASYNCHRONOUS_IO: &str = "/[aio]";
 
@@ -35,6 +38,11 @@ pub(crate) struct Survey {
     pub(crate) mappings: Vec<Mapping>,
     /// Runs of present private pages inside them, in address order.
     pub(crate) pages: Vec<Range<u64>>,
+    /// Small private mappings of files that were mostly written, such as the data of programs and libraries: nothing can
+    /// be missing there, but they can become anonymous memory as a whole.
+    pub(crate) data: Vec<Range<u64>>,
+    /// Private pages in those.
+    pub(crate) written_data: usize,
     /// Private pages that can't be given up: of files, locked, part of huge pages.
     pub(crate) left_alone: usize,
 }
@@ -64,6 +72,13 @@ impl Survey {
             // Nothing can be missing from a private mapping of an ordinary file: it shows the file.
             let suits = mapping.is_anonymous() && !flags.intersects(LEFT_ALONE);
             let mut found = false;
+            let written: usize = private.iter().map(|(range, _)| pages(range)).sum();
+            if is_data(&mapping, flags, written) {
+                survey.written_data += written;
+                survey.data.push(mapping.start..mapping.end);
+                survey.mappings.push(mapping);
+                continue;
+            }
             for (range, is_huge) in private {
                 if suits && !is_huge {
                     survey.pages.push(range);
@@ -78,6 +93,17 @@ impl Survey {
         }
         Ok(survey)
     }
+}
+
+/// Whether a mapping is worth becoming anonymous memory: half of it or more is private already.
+fn is_data(mapping: &Mapping, flags: MappingFlags, written: usize) -> bool {
+    let all = pages(&(mapping.start..mapping.end));
+    mapping.inode != 0
+        && mapping.protection.contains(Protection::READ)
+        && !mapping.protection.contains(Protection::EXECUTE)
+        && !flags.intersects(LEFT_ALONE)
+        && (1..=DATA_PAGES_MAX).contains(&all)
+        && written * 2 >= all
 }
 
 /// Runs of present pages that are neither a file's nor the page of zeros, and whether they are part of a huge page.
@@ -124,7 +150,8 @@ mod tests {
         let survey = Survey::of(getpid(), &mut Vec::new()).unwrap();
         let address = std::ptr::from_ref(&plain[32 * 4096]) as u64;
         assert!(survey.pages.iter().any(|range| range.contains(&address)), "{address:#x} in {:x?}", survey.pages);
-        assert!(survey.mappings.iter().all(|mapping| !mapping.shared && mapping.inode == 0));
+        assert!(survey.mappings.iter().all(|mapping| !mapping.shared));
+        assert!(survey.data.iter().all(|data| survey.mappings.iter().any(|mapping| mapping.start == data.start)));
         assert!(survey.pages.is_sorted_by(|a, b| a.end <= b.start));
         drop(plain);
     }
