@@ -46,6 +46,8 @@ pub(crate) const ENVD_VERSION: &str = "0.6.13";
 pub struct E2bSettings {
     /// What stands behind `<port>-<id>.` in host names, with the port if it is not the usual one.
     pub domain: String,
+    /// Whether the port speaks TLS by itself.
+    pub encrypted: bool,
     /// Whether everyone who reaches the port may use the control plane.
     pub anonymous: bool,
     /// The template that the name `base` stands for when there is none of that name.

@@ -102,7 +102,13 @@ async fn serve(settings: &Settings, on_demand: bool) -> anyhow::Result<()> {
 /// The E2B interface, and where it is served.
 struct Gateway {
     state: E2bState,
-    listener: std::sync::Mutex<Option<TcpListener>>,
+    listener: std::sync::Mutex<Option<Public>>,
+}
+
+/// Where the E2B interface is served.
+enum Public {
+    Plain(TcpListener),
+    Encrypted(listener::TlsListener),
 }
 
 impl Gateway {
@@ -123,17 +129,27 @@ impl Gateway {
             Arc::clone(engine),
             E2bSettings {
                 domain,
+                encrypted: !settings.gateway_tls_certificate.value.as_os_str().is_empty(),
                 anonymous: settings.gateway_anonymous.value,
                 default_template: settings.gateway_default_template.value.clone(),
                 state_directory: settings.state_directory.value.clone(),
             },
         )?;
         if let Some(local) = listener.as_ref().and_then(|listener| listener.local_addr().ok()) {
-            info!("E2B clients: export E2B_API_URL=http://{local} E2B_SANDBOX_URL=http://{local}");
+            let scheme = if settings.gateway_tls_certificate.value.as_os_str().is_empty() { "http" } else { "https" };
+            info!("E2B clients: export E2B_API_URL={scheme}://{local} E2B_SANDBOX_URL={scheme}://{local}");
             if state.keys().list().is_empty() && !settings.gateway_anonymous.value {
                 info!("E2B clients need a key: `brood key create` makes one");
             }
         }
+        let certificate = &settings.gateway_tls_certificate.value;
+        let listener = match listener {
+            Some(listener) if !certificate.as_os_str().is_empty() => {
+                let encrypted = listener::TlsListener::new(listener, certificate, &settings.gateway_tls_key.value);
+                Some(Public::Encrypted(encrypted.context("gateway.tls_certificate")?))
+            }
+            other => other.map(Public::Plain),
+        };
         Ok(Self { state, listener: std::sync::Mutex::new(listener) })
     }
 
@@ -148,7 +164,10 @@ impl Gateway {
                 // When the sender is gone, everything ends.
                 drop(ending.wait_for(|ending| *ending).await);
             };
-            Some(listener::serve(listener, e2b::router(state), end).await)
+            Some(match listener {
+                Public::Plain(listener) => listener::serve(listener, e2b::router(state), end).await,
+                Public::Encrypted(listener) => listener::serve(listener, e2b::router(state), end).await,
+            })
         })
     }
 }

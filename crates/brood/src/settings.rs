@@ -103,6 +103,12 @@ pub struct SettingFlags {
     /// Serve E2B clients without an API key; only on a loopback address
     #[arg(long, global = true, value_name = "BOOL", hide_short_help = true)]
     pub gateway_anonymous: Option<bool>,
+    /// PEM file with the certificate (and those above it) for E2B clients; plain HTTP without one
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true)]
+    pub gateway_tls_certificate: Option<PathBuf>,
+    /// PEM file with the certificate's key
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true)]
+    pub gateway_tls_key: Option<PathBuf>,
     /// The template that E2B clients get for `base`, when there is none of that name
     #[arg(long, global = true, value_name = "NAME", hide_short_help = true)]
     pub gateway_default_template: Option<String>,
@@ -114,6 +120,8 @@ struct GatewayFile {
     listen: Option<String>,
     domain: Option<String>,
     anonymous: Option<bool>,
+    tls_certificate: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
     default_template: Option<String>,
 }
 
@@ -151,6 +159,10 @@ pub struct Settings {
     pub gateway_domain: Sourced<String>,
     /// Whether E2B clients need no API key.
     pub gateway_anonymous: Sourced<bool>,
+    /// File with the certificate; empty is plain HTTP.
+    pub gateway_tls_certificate: Sourced<PathBuf>,
+    /// File with its key.
+    pub gateway_tls_key: Sourced<PathBuf>,
     /// The template for `base`.
     pub gateway_default_template: Sourced<String>,
 }
@@ -229,6 +241,18 @@ impl Settings {
                 file.gateway.anonymous,
                 || false,
             )?,
+            gateway_tls_certificate: layers.value(
+                (flags.gateway_tls_certificate.clone(), "--gateway-tls-certificate"),
+                "BROOD_GATEWAY_TLS_CERTIFICATE",
+                file.gateway.tls_certificate,
+                PathBuf::new,
+            )?,
+            gateway_tls_key: layers.value(
+                (flags.gateway_tls_key.clone(), "--gateway-tls-key"),
+                "BROOD_GATEWAY_TLS_KEY",
+                file.gateway.tls_key,
+                PathBuf::new,
+            )?,
             gateway_default_template: layers.value(
                 (flags.gateway_default_template.clone(), "--gateway-default-template"),
                 "BROOD_GATEWAY_DEFAULT_TEMPLATE",
@@ -251,6 +275,10 @@ impl Settings {
         if !(65_536..=SUBUID_BASE_MAX).contains(&self.subuid_base.value) {
             let Sourced { value, origin } = &self.subuid_base;
             bail!("subuid_base {value} ({origin}) must lie between 65536 and {SUBUID_BASE_MAX}");
+        }
+        let (certificate, key) = (&self.gateway_tls_certificate, &self.gateway_tls_key);
+        if certificate.value.as_os_str().is_empty() != key.value.as_os_str().is_empty() {
+            bail!("gateway.tls_certificate ({}) and gateway.tls_key ({}) go together", certificate.origin, key.origin);
         }
         if let Some(address) = self.listen_address()?
             && self.gateway_anonymous.value
@@ -299,6 +327,12 @@ impl Settings {
             row("gateway.listen", &self.gateway_listen, self.gateway_listen.value.clone()),
             row("gateway.domain", &self.gateway_domain, self.gateway_domain.value.clone()),
             row("gateway.anonymous", &self.gateway_anonymous, self.gateway_anonymous.value.to_string()),
+            row(
+                "gateway.tls_certificate",
+                &self.gateway_tls_certificate,
+                self.gateway_tls_certificate.value.display().to_string(),
+            ),
+            row("gateway.tls_key", &self.gateway_tls_key, self.gateway_tls_key.value.display().to_string()),
             row(
                 "gateway.default_template",
                 &self.gateway_default_template,
@@ -442,6 +476,7 @@ mod tests {
         assert!(load("[gateway]\nlisten = \"everywhere\"", None).contains("127.0.0.1:3000"));
         let open = "[gateway]\nlisten = \"0.0.0.0:1\"\nanonymous = true";
         assert!(load(open, None).contains("loopback"));
+        assert!(load("[gateway]\ntls_key = \"/k\"", None).contains("go together"));
         let missing = SettingFlags { config: Some("/nonexistent/x.toml".into()), ..SettingFlags::default() };
         assert!(format!("{:#}", Settings::resolve(&missing, |_| None).unwrap_err()).contains("/nonexistent/x.toml"));
     }

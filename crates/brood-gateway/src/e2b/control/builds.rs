@@ -186,7 +186,8 @@ pub(super) async fn upload_link(
     let path = upload_path(&state, &hash).ok_or_else(|| Failure::invalid("the hash must be 64 hexadecimal digits"))?;
     let present = path.exists();
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    let secure = headers.get("x-forwarded-proto").is_some_and(|scheme| scheme == "https");
+    let forwarded = headers.get("x-forwarded-proto").is_some_and(|scheme| scheme == "https");
+    let secure = forwarded || state.settings().encrypted;
     let scheme = if secure { "https" } else { "http" };
     let token = state.tokens().of(Purpose::Upload, &hash);
     let url = format!("{scheme}://{host}/uploads/{hash}?token={token}");
