@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use brood_sandbox::checkpoint::CheckpointInfo;
 use brood_sandbox::memory::{RestoreInfo, SqueezeInfo};
 use brood_sandbox::model::{
-    BuildRequest, Event, HistoryEntry, LogRecord, NetworkRequest, ProcessInfo, ProcessRequest, SandboxInfo,
-    SandboxStats, TemplateInfo,
+    BuildRequest, Event, GroupInfo, HistoryEntry, LogRecord, LookUp, NetworkRequest, ProcessInfo, ProcessRequest,
+    SandboxInfo, SandboxStats, TemplateInfo,
 };
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -22,14 +24,17 @@ use crate::error::{ApiError, ErrorBody};
 use crate::frame::{FrameError, PROTOCOL};
 use crate::session::Session;
 use crate::types::{
-    BuildMessage, CompletedProcess, CreateSandboxes, FileChange, FileEntry, Fork, KeyInfo, MakeKey, NewKey, PREFIX,
-    Rollback, SendSignal, SetTimeout, TakeCheckpoint, VersionInfo,
+    BuildMessage, CompletedProcess, CreateGroup, CreateSandboxes, FileChange, FileEntry, Fork, KeyInfo, MakeKey,
+    NewKey, PORT_PROTOCOL, PREFIX, Rollback, SendSignal, SetTimeout, TakeCheckpoint, VersionInfo,
 };
 
 /// Longest answer that is read into memory: lists of a thousand sandboxes fit many times.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Longest line of a stream of JSON lines.
 const LINE_BYTES_MAX: usize = 8 << 20;
+
+/// A connection to a port inside a sandbox.
+pub type PortConnection = TokioIo<Upgraded>;
 
 /// A client of one daemon. Cheap to share by reference; connections are re-used.
 #[derive(Debug)]
@@ -131,6 +136,32 @@ impl Client {
     pub async fn set_network(&self, id: &str, request: &NetworkRequest) -> Result<NetworkRequest, ApiError> {
         let path = format!("/sandboxes/{}/network", encode(id));
         Ok(serde_json::from_slice(&self.call(Method::PUT, &path, json(request)?).await?)?)
+    }
+
+    /// The last names that a sandbox looked up, oldest first.
+    pub async fn look_ups(&self, id: &str) -> Result<Vec<LookUp>, ApiError> {
+        self.get(&format!("/sandboxes/{}/look-ups", encode(id))).await
+    }
+
+    /// Opens a connection to a TCP port inside.
+    pub async fn connect_port(&self, id: &str, port: u16) -> Result<PortConnection, ApiError> {
+        let path = format!("/sandboxes/{}/ports/{port}", encode(id));
+        self.upgrade_to(PORT_PROTOCOL, Method::GET, &path, whole("")).await.map(TokioIo::new)
+    }
+
+    /// All groups.
+    pub async fn groups(&self) -> Result<Vec<GroupInfo>, ApiError> {
+        self.get("/groups").await
+    }
+
+    /// Makes a group.
+    pub async fn create_group(&self, name: &str) -> Result<GroupInfo, ApiError> {
+        self.post("/groups", &CreateGroup { name: name.to_owned() }).await
+    }
+
+    /// Removes a group without members.
+    pub async fn remove_group(&self, name: &str) -> Result<(), ApiError> {
+        self.call(Method::DELETE, &format!("/groups/{}", encode(name)), whole("")).await.map(drop)
     }
 
     /// Freezes a sandbox.
@@ -298,15 +329,25 @@ impl Client {
     }
 
     async fn upgrade(&self, method: Method, path: &str, body: Body) -> Result<Session, ApiError> {
+        Session::from_upgrade(self.upgrade_to(PROTOCOL, method, path, body).await?)
+    }
+
+    async fn upgrade_to(
+        &self,
+        protocol: &'static str,
+        method: Method,
+        path: &str,
+        body: Body,
+    ) -> Result<Upgraded, ApiError> {
         let mut request = request(method, path, body)?;
         request.headers_mut().insert(CONNECTION, hyper::header::HeaderValue::from_static("upgrade"));
-        request.headers_mut().insert(UPGRADE, hyper::header::HeaderValue::from_static(PROTOCOL));
+        request.headers_mut().insert(UPGRADE, hyper::header::HeaderValue::from_static(protocol));
         let (response, _) = self.pool.send(request).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             drop(refused(response).await?);
             return Err(ApiError::Protocol("no upgrade where one was asked for".into()));
         }
-        Session::from_upgrade(hyper::upgrade::on(response).await?)
+        Ok(hyper::upgrade::on(response).await?)
     }
 }
 

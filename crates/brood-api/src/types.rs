@@ -8,6 +8,9 @@ use crate::error::ErrorBody;
 /// Where all paths of the native interface begin.
 pub const PREFIX: &str = "/brood/v1";
 
+/// What a connection is upgraded to that becomes one to a port inside.
+pub const PORT_PROTOCOL: &str = "brood-port/1";
+
 /// Answer of `GET /version`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct VersionInfo {
@@ -84,6 +87,14 @@ fn yes() -> bool {
 pub struct Rollback {
     /// The checkpoint: its id, a beginning of it, or its name.
     pub checkpoint: String,
+}
+
+/// Body of `POST /groups`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateGroup {
+    /// Its name: a host name without dots.
+    pub name: String,
 }
 
 /// Body of `POST /forks`.

@@ -180,6 +180,8 @@ fn create_request() -> Result<CreateRequest> {
         labels: BTreeMap::new(),
         network: NetworkRequest::default(),
         checkpoint_every_call: None,
+        publish: Vec::new(),
+        groups: Vec::new(),
     })
 }
 

@@ -8,8 +8,10 @@ mod build;
 mod checkpoints;
 mod failure;
 mod follow;
+mod groups;
 mod memory;
 mod outbound;
+mod ports;
 mod processes;
 mod pump;
 mod sandboxes;
@@ -120,6 +122,10 @@ pub fn router(state: NativeState) -> Router {
         .route("/sandboxes/{id}/stats", get(sandboxes::stats))
         .route("/sandboxes/{id}/timeout", put(sandboxes::set_timeout))
         .route("/sandboxes/{id}/network", put(sandboxes::set_network))
+        .route("/sandboxes/{id}/look-ups", get(groups::look_ups))
+        .route("/sandboxes/{id}/ports/{port}", get(ports::connect))
+        .route("/groups", get(groups::list).post(groups::create))
+        .route("/groups/{name}", axum::routing::delete(groups::remove))
         .route("/sandboxes/{id}/checkpoints", post(checkpoints::take))
         .route("/sandboxes/{id}/pause", post(sandboxes::pause))
         .route("/sandboxes/{id}/resume", post(sandboxes::resume))

@@ -36,6 +36,17 @@ pub enum GroupError {
     },
 }
 
+/// Whether `name` can be a group's or a member's.
+///
+/// # Errors
+/// [`GroupError::Name`] when it cannot.
+pub fn check_group_name(name: &str) -> Result<(), GroupError> {
+    if name.contains('.') || !is_domain_name(name) {
+        return Err(GroupError::Name { name: name.to_owned() });
+    }
+    Ok(())
+}
+
 /// All groups, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
@@ -55,9 +66,7 @@ impl Groups {
     /// Makes `slot` a member of `group` under `name`. Tells whether the group is new.
     pub(crate) fn join(&mut self, group: &str, name: &str, slot: Slot) -> Result<(Arc<Group>, bool), GroupError> {
         for text in [group, name] {
-            if text.contains('.') || !is_domain_name(text) {
-                return Err(GroupError::Name { name: text.to_owned() });
-            }
+            check_group_name(text)?;
         }
         let (group, name) = (group.to_ascii_lowercase(), name.to_ascii_lowercase());
         let is_new = !self.by_name.contains_key(&group);

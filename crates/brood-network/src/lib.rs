@@ -57,7 +57,7 @@ pub use configuration::{ConfigurationError, NetworkConfiguration};
 pub use dns::{LoggedVerdict, LookUp};
 pub use egress::{EgressError, EgressOptions};
 pub use examine::{Finding, examine};
-pub use groups::GroupError;
+pub use groups::{GroupError, check_group_name};
 pub use host::HostSettingError;
 pub use inward::{ConnectError, connect_inside};
 pub use namespace::{NamespaceError, current as current_namespace};
@@ -67,5 +67,5 @@ pub use policy::{
     Destination, DomainPattern, NameResolution, NetworkLimits, NetworkPolicy, ParseDestinationError, PolicyError,
     RULES_MAX, Verdict,
 };
-pub use port_forward::PortForward;
+pub use port_forward::{Forwarder, PortForward};
 pub use registry_settings::RegistrySettings;

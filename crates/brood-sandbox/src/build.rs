@@ -243,6 +243,8 @@ impl Engine {
             // Package managers have to reach their registries.
             network: NetworkRequest { access: NetworkAccess::All, ..NetworkRequest::default() },
             checkpoint_every_call: None,
+            publish: Vec::new(),
+            groups: Vec::new(),
         };
         let sandbox = self.create_cold(create, template)?;
         // As in a Dockerfile: the working directory is made when it is missing.

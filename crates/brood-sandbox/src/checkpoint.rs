@@ -34,6 +34,8 @@ pub(crate) struct FrozenState {
     /// None for files alone.
     pub(crate) processes: Option<ProcessTreeImage>,
     pub(crate) records: Vec<ProcessRecord>,
+    /// Whether its sandbox was on the network: its processes may have sockets at that address.
+    pub(crate) connected: bool,
 }
 
 /// A frozen state of a sandbox, with its place in the tree.
@@ -41,7 +43,7 @@ pub(crate) struct FrozenState {
 pub(crate) struct Checkpoint {
     pub(crate) info: CheckpointInfo,
     pub(crate) template: Arc<Template>,
-    /// How its sandbox was made: forks get the same environment and limits.
+    /// How forks are made: the environment and limits of its sandbox, and what that might reach when it was taken.
     pub(crate) request: CreateRequest,
     pub(crate) state: Arc<FrozenState>,
 }

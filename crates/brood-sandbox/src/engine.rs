@@ -11,15 +11,16 @@ use crate::build::Quiet;
 use crate::catalog::Catalog;
 use crate::cgroup::{CgroupRoot, SandboxCgroup};
 use crate::checkpoint::{Checkpoint, CheckpointInfo, Checkpoints, FrozenState};
-use crate::connection::Connection;
+use crate::connection::{Connection, Owner};
 use crate::error::{EngineError, ErrorKind, Result};
 use crate::events::{Follow, now_ms};
 use crate::ids::{CheckpointId, SandboxId, TemplateName};
 use crate::isolation::{self, ID_COUNT, Isolation};
 use crate::janitor::Janitor;
 use crate::limits;
-use crate::model::{CreateRequest, Event, EventObject, HistoryEntry, TemplateInfo};
-use crate::network::{SandboxNetwork, resolver};
+use crate::model::{CreateRequest, Event, EventObject, GroupInfo, HistoryEntry, TemplateInfo};
+pub use crate::network::NetworkSettings;
+use crate::network::SandboxNetwork;
 use crate::pause::PausedSandboxes;
 use crate::reactor::Reactor;
 use crate::ready_forks::ReadyForks;
@@ -51,6 +52,8 @@ pub struct EngineSettings {
     /// input. Without one, processes whose pages are owed see zeros for a moment when this process dies, before
     /// whoever cleans up after it ends them.
     pub guardian: Option<Vec<std::ffi::OsString>>,
+    /// What holds for the network of all sandboxes.
+    pub network: NetworkSettings,
 }
 
 impl EngineSettings {
@@ -67,6 +70,7 @@ impl EngineSettings {
             subuid_base: 100_000_000,
             instance,
             guardian: None,
+            network: NetworkSettings::default(),
         }
     }
 
@@ -222,7 +226,7 @@ impl Engine {
             checkpointer: Janitor::start("checkpointer")?,
             squasher: Janitor::start("squasher")?,
             store,
-            network: SandboxNetwork::new(settings.instance),
+            network: SandboxNetwork::new(settings.instance, settings.network),
             id_base: settings.subuid_base,
             checkpoints: Checkpoints::default(),
             guardian: settings.guardian.clone(),
@@ -395,7 +399,7 @@ impl Engine {
     /// Makes a sandbox of a template's files alone.
     pub(crate) fn create_cold(&self, request: CreateRequest, template: Arc<Template>) -> Result<Arc<Sandbox>> {
         let lineage = SharedStack::new(&self.core.store, template.stack.clone());
-        let sandbox = self.make_on(SandboxId::random(), request, template, lineage)?;
+        let sandbox = self.make_on(SandboxId::random(), request, template, lineage, false)?;
         self.core.publish(&sandbox);
         Ok(sandbox)
     }
@@ -408,7 +412,7 @@ impl Engine {
         template: Arc<Template>,
         state: &FrozenState,
     ) -> Result<Arc<Sandbox>> {
-        let sandbox = self.make_on(id, request, template, Arc::clone(&state.stack))?;
+        let sandbox = self.make_on(id, request, template, Arc::clone(&state.stack), state.connected)?;
         self.core.publish(&sandbox);
         if let Err(error) = sandbox.restore(state) {
             // It may have ended by itself meanwhile.
@@ -418,18 +422,21 @@ impl Engine {
         Ok(sandbox)
     }
 
-    /// Makes a sandbox that nobody can find yet.
+    /// Makes a sandbox that nobody can find yet. With `connected` it is on the network even if it may reach nothing.
     pub(crate) fn make_on(
         &self,
         id: SandboxId,
         request: CreateRequest,
         template: Arc<Template>,
         lineage: Arc<SharedStack>,
+        connected: bool,
     ) -> Result<Arc<Sandbox>> {
         let host_name = id.as_str()[..12].to_owned();
-        let access = self.core.network.access(&request.network)?;
+        let connected = connected || !request.groups.is_empty();
+        let access = self.core.network.access(&request.network, connected)?;
         let disk = storage::make(&self.core.store, lineage, request.limits.disk_bytes)?;
-        let made = storage::write_identity(&disk, &host_name, &resolver(access.as_ref()), self.core.id_base)
+        let resolver = self.core.network.resolver(access.is_some());
+        let made = storage::write_identity(&disk, &host_name, &resolver, self.core.id_base)
             .and_then(|()| SandboxCgroup::create(&self.cgroups, &id, &request.limits, self.core.id_base));
         let cgroup = match made {
             Ok(cgroup) => cgroup,
@@ -447,7 +454,8 @@ impl Engine {
                 return Err(error);
             }
         };
-        let connection = match Connection::new(init.pid, &request.network, access) {
+        let owner = Owner { id: &id, host_name: &host_name, init: init.pid };
+        let connection = match Connection::new(&self.core.network, &owner, &request, access) {
             Ok(connection) => connection,
             Err(error) => {
                 isolation::end(&init.descriptor);
@@ -515,6 +523,27 @@ impl Engine {
         }
         let checkpoint = self.core.checkpoints.find(text)?;
         brood_deltafs::FileTree::of(&checkpoint.state.stack.current()).map_err(storage::store_error)
+    }
+
+    /// Makes a group: a private network whose members find each other by name. It lives as long as the daemon.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is no host name, `Conflict` when there is one of that name.
+    pub fn create_group(&self, name: &str) -> Result<GroupInfo> {
+        self.core.network.create_group(name)
+    }
+
+    /// All groups, by name.
+    pub fn groups(&self) -> Vec<GroupInfo> {
+        self.core.network.groups()
+    }
+
+    /// Removes a group.
+    ///
+    /// # Errors
+    /// `NotFound`; `Conflict` while it has members.
+    pub fn remove_group(&self, name: &str) -> Result<()> {
+        self.core.network.remove_group(name)
     }
 
     /// A live sandbox.

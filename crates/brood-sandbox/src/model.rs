@@ -1,6 +1,9 @@
 //! What callers hand in and get back: plain data without behaviour, the same for every interface.
 
+mod network;
+
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{CheckpointId, SandboxId, TemplateName};
 use crate::limits;
+pub use network::{
+    GroupInfo, GroupMember, GroupMembership, LookUp, LookUpVerdict, NetworkAccess, NetworkRequest, PublishedPort,
+};
 
 /// Bounds on what a sandbox may use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +60,12 @@ pub struct CreateRequest {
     /// none takes none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_every_call: Option<u32>,
+    /// Ports of the host that lead inside, as long as it lives.
+    #[serde(default)]
+    pub publish: Vec<PublishedPort>,
+    /// Private networks that it is on.
+    #[serde(default)]
+    pub groups: Vec<GroupMembership>,
 }
 
 impl CreateRequest {
@@ -67,31 +79,10 @@ impl CreateRequest {
             labels: BTreeMap::new(),
             network: NetworkRequest::default(),
             checkpoint_every_call: None,
+            publish: Vec::new(),
+            groups: Vec::new(),
         }
     }
-}
-
-/// What a sandbox may reach that no rule names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NetworkAccess {
-    /// Nothing: only its own loopback interface, if no rule allows more.
-    #[default]
-    None,
-    /// Everything outside, but never the host's own services, link-local addresses or other sandboxes.
-    All,
-}
-
-/// What a sandbox may reach. What is allowed wins over what is denied, and both over `access`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct NetworkRequest {
-    /// What happens to destinations that no rule names.
-    pub access: NetworkAccess,
-    /// Addresses, ranges (`10.0.0.0/8`) and names (`example.com`, `*.example.com`) that may be reached.
-    pub allow: Vec<String>,
-    /// The same, that may not be reached.
-    pub deny: Vec<String>,
 }
 
 /// Where a sandbox stands in its life.
@@ -132,6 +123,15 @@ pub struct SandboxInfo {
     /// What it may reach.
     #[serde(default)]
     pub network: NetworkRequest,
+    /// Its address as others see it; none while it has its loopback interface alone.
+    #[serde(default)]
+    pub address: Option<IpAddr>,
+    /// Ports of the host that lead inside.
+    #[serde(default)]
+    pub published: Vec<PublishedPort>,
+    /// Private networks that it is on, with its name there.
+    #[serde(default)]
+    pub groups: Vec<GroupMembership>,
     /// PID 1 as the host sees it.
     pub init_pid: Option<i32>,
     /// The live tool calls and background processes.

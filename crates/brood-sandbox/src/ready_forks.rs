@@ -164,7 +164,9 @@ fn make(engine: &Arc<Engine>, template: &Arc<Template>) -> Result<ReadyFork> {
     let hold = move || {
         let made = weak.upgrade().ok_or_else(|| EngineError::new(ErrorKind::Conflict, "the daemon is shutting down"));
         let request = CreateRequest::plain(of.info.name.clone());
-        let made = made.and_then(|engine| engine.make_on(SandboxId::random(), request, of, Arc::clone(&state.stack)));
+        let made = made.and_then(|engine| {
+            engine.make_on(SandboxId::random(), request, of, Arc::clone(&state.stack), state.connected)
+        });
         let sandbox = match made {
             Ok(sandbox) => sandbox,
             Err(error) => {

@@ -99,7 +99,11 @@ fn throw_away(store: &Store, upper: Option<Upper>, space: Option<Space>) {
 
 /// The root of the files, for work on them from outside.
 pub(crate) fn root_of(disk: &Disk) -> Result<Root> {
-    let directory = disk.mount.as_fd().try_clone_to_owned();
+    root_of_mount(&disk.mount)
+}
+
+fn root_of_mount(mount: &OverlayMount) -> Result<Root> {
+    let directory = mount.as_fd().try_clone_to_owned();
     let directory = directory.map_err(|error| EngineError::system("cannot use the sandbox's root", error))?;
     Ok(Root::from_directory(directory))
 }
@@ -135,8 +139,8 @@ fn write_seed(root: &Root, id_base: u32) -> Result<()> {
 }
 
 /// Writes the name server's address.
-pub(crate) fn write_resolver(disk: &Disk, resolver: &str, id_base: u32) -> Result<()> {
-    write_file(&root_of(disk)?, "etc/resolv.conf", resolver, id_base)
+pub(crate) fn write_resolver(mount: &OverlayMount, resolver: &str, id_base: u32) -> Result<()> {
+    write_file(&root_of_mount(mount)?, "etc/resolv.conf", resolver, id_base)
 }
 
 /// Replaces a file; a link that the image left there is replaced, not followed.

@@ -34,6 +34,7 @@ use crate::events::now_ms;
 use crate::ids::CheckpointId;
 use crate::limits;
 use crate::memory;
+use crate::model::CreateRequest;
 use crate::process::{KillCause, Process, lock};
 use crate::sandbox::{Disk, Sandbox};
 use crate::shared_stack::SharedStack;
@@ -160,7 +161,7 @@ impl Sandbox {
             standstill_us: cost.standstill_us,
             automatic,
         };
-        let (template, request) = (Arc::clone(&self.template), self.request.clone());
+        let (template, request) = (Arc::clone(&self.template), self.fork_request());
         let checkpoint = Checkpoint { info, template, request, state: Arc::clone(&state) };
         let info = self.core.checkpoints.insert(checkpoint, &self.at);
         self.core.shorten_soon(&state.stack, &self.template);
@@ -206,7 +207,12 @@ impl Sandbox {
         let (stack, upper) = self.core.store.commit_freeze(frozen).map_err(storage::store_error)?;
         let lineage = SharedStack::new(&self.core.store, stack.clone());
         self.replace_disk(NewFiles { stack, lineage: Arc::clone(&lineage), upper, mount });
-        let state = FrozenState { stack: lineage, processes: taken.image, records: taken.records };
+        let state = FrozenState {
+            stack: lineage,
+            processes: taken.image,
+            records: taken.records,
+            connected: self.connection.is_attached(),
+        };
         Ok((Arc::new(state), taken.cost))
     }
 
@@ -217,6 +223,12 @@ impl Sandbox {
             return Ok(());
         }
         lineage.shorten(&self.template.layers())
+    }
+
+    /// How forks are made. A port of the host is taken already, and so is a name in a group.
+    fn fork_request(&self) -> CreateRequest {
+        let network = self.connection.request();
+        CreateRequest { network, publish: Vec::new(), groups: Vec::new(), ..self.request.clone() }
     }
 
     /// The part of a checkpoint during which the tasks stand still.
@@ -295,12 +307,19 @@ impl Sandbox {
                 return Err(error);
             }
         };
-        let stopped = match history.tree.stop() {
+        // Its files may be of a time when it was on the network, or was not.
+        let connected = self.connection.is_attached();
+        let told = if connected == checkpoint.state.connected {
+            Ok(())
+        } else {
+            storage::write_resolver(&mount, &self.core.network.resolver(connected), self.core.id_base)
+        };
+        let stopped = match told.and_then(|()| history.tree.stop().map_err(capture_error)) {
             Ok(stopped) => stopped,
             Err(error) => {
                 drop(mount);
                 self.core.store.discard(upper).map_err(storage::store_error)?;
-                return Err(capture_error(error));
+                return Err(error);
             }
         };
         let new = NewFiles { stack, lineage, upper, mount };
@@ -347,6 +366,8 @@ impl Sandbox {
                 self.replace_process(&process.succeed());
             });
         }
+        // Before anything runs: the other sides know nothing of the state that is gone on with.
+        self.connection.reset_outside()?;
         rolled_back.run().map_err(capture_error)?;
         tracing::debug!(sandbox = %self.id(), ?statistics, "rolled back");
         Ok(())

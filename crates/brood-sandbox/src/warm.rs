@@ -69,6 +69,8 @@ impl Engine {
             labels: BTreeMap::from([("brood.start".to_owned(), template.info.name.to_string())]),
             network: NetworkRequest::default(),
             checkpoint_every_call: None,
+            publish: Vec::new(),
+            groups: Vec::new(),
         };
         let sandbox = self.create_cold(request, Arc::clone(template))?;
         let frozen = start(&sandbox, command, template.info.ready_command.as_deref(), progress)

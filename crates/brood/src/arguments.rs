@@ -1,6 +1,7 @@
 //! The command line: every command, every option, each with an example.
 
 mod checkpoint;
+mod network;
 
 use std::time::Duration;
 
@@ -8,9 +9,9 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::parse;
 use crate::settings::SettingFlags;
-use brood_sandbox::model::NetworkAccess;
 
-pub use checkpoint::{CheckpointArguments, CheckpointCommand, DiffArguments, ForkArguments, NetworkArguments};
+pub use checkpoint::{CheckpointArguments, CheckpointCommand, DiffArguments, ForkArguments};
+pub use network::{NetworkArguments, NetworkCommand, NetworkOptions, PortForwardArguments};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -155,12 +156,23 @@ pub enum Command {
     /// List the paths that were added (A), changed (C) or deleted (D) between two states
     #[command(after_help = "Examples:\n  brood diff before ID\n  brood diff CHECKPOINT1 CHECKPOINT2")]
     Diff(DiffArguments),
-    /// Change what a sandbox may reach, or show it when no option is given
-    #[command(after_help = "Examples:\n  brood network ID --network none --allow pypi.org\n  brood network ID")]
+    /// Change what a sandbox may reach, or show it; make, list and remove groups of sandboxes
+    #[command(
+        args_conflicts_with_subcommands = true,
+        subcommand_negates_reqs = true,
+        after_help = "Examples:\n  brood network ID --network none --allow pypi.org\n  brood network ID --log\n  \
+            brood network create task-1"
+    )]
     Network(NetworkArguments),
     /// Make, list and revoke the API keys of E2B clients
     #[command(subcommand, after_help = "Example:\n  brood key create ci")]
     Key(KeyCommand),
+    /// Lead local ports to ports inside a sandbox, as long as this command runs
+    #[command(
+        after_help = "Examples:\n  brood port-forward ID 8080:80\n  brood port-forward ID 0.0.0.0:8080:80 :5432\n\n\
+        It needs no network of the sandbox, and reaches services that listen on 127.0.0.1 inside."
+    )]
+    PortForward(PortForwardArguments),
     /// Run the daemon in the foreground
     #[command(after_help = "Examples:\n  brood serve --log debug\n  brood serve --listen 127.0.0.1:3000")]
     Serve(ServeArguments),
@@ -307,16 +319,8 @@ pub struct SandboxOptions {
     /// Free text for your own use
     #[arg(long, short, value_name = "K=V", value_parser = parse::label)]
     pub label: Vec<(String, String)>,
-    /// What it may reach that no rule names: none (loopback only) or all (but never the host's own
-    /// services or other sandboxes)
-    #[arg(long, value_name = "ACCESS", default_value = "none", value_parser = parse::network_access)]
-    pub network: NetworkAccess,
-    /// Let it reach an address, range or name, such as 10.0.0.0/8 or *.example.com
-    #[arg(long, value_name = "DESTINATION")]
-    pub allow: Vec<String>,
-    /// Keep it from reaching one
-    #[arg(long, value_name = "DESTINATION")]
-    pub deny: Vec<String>,
+    #[command(flatten)]
+    pub network: NetworkOptions,
 }
 
 #[derive(Debug, Args)]

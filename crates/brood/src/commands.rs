@@ -13,6 +13,7 @@ pub mod kill;
 pub mod list;
 pub mod network;
 pub mod pause;
+pub mod port_forward;
 pub mod squeeze;
 pub mod template;
 pub mod tree;

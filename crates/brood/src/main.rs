@@ -26,8 +26,8 @@ use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
 
 use arguments::{Cli, Command};
 use commands::{
-    Context, attach, bench, checkpoint, copy, create, exec, follow, host, key, kill, list, network, pause, squeeze,
-    template, tree,
+    Context, attach, bench, checkpoint, copy, create, exec, follow, host, key, kill, list, network, pause,
+    port_forward, squeeze, template, tree,
 };
 use failure::Outcome;
 use settings::Settings;
@@ -126,6 +126,7 @@ async fn talk(context: &Context, command: Command, matches: &ArgMatches) -> Outc
         Command::Tree { root } => tree::run(context, root).await,
         Command::Network(arguments) => network::run(context, arguments).await,
         Command::Key(command) => key::run(context, command).await,
+        Command::PortForward(arguments) => port_forward::run(context, arguments).await,
         Command::Bench(command) => bench::run(context, command).await,
         Command::Version => host::version(context).await,
         Command::Serve(_) => host::stop(context).await,

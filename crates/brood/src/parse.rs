@@ -1,7 +1,9 @@
 //! What people write on a command line, read strictly: a typing error is refused, never guessed at.
 
-use brood_sandbox::model::NetworkAccess;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
+
+use brood_sandbox::model::{NetworkAccess, PublishedPort};
 
 /// Units of bytes; binary, as in every other tool that limits memory.
 const SIZE_UNITS: [(&str, u64); 5] = [("", 1), ("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30), ("t", 1 << 40)];
@@ -90,6 +92,39 @@ pub fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// `[[IP:]HOST:]PORT`: a port inside, and where the host publishes it.
+pub fn published_port(text: &str) -> Result<PublishedPort, String> {
+    let refuse = || format!("{text:?} is no published port; write HOST:PORT, IP:HOST:PORT or PORT");
+    let text = text.strip_suffix("/tcp").unwrap_or(text);
+    if text.ends_with("/udp") {
+        return Err("ports are published for TCP only".to_owned());
+    }
+    let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
+    host_port(host, Ipv4Addr::UNSPECIFIED.into(), port).ok_or_else(refuse)
+}
+
+/// `[ADDRESS:]LOCAL:REMOTE` of a forwarded port, `REMOTE` for the same number on both sides, or `:REMOTE`.
+pub fn forwarded_port(text: &str) -> Result<PublishedPort, String> {
+    let refuse = || format!("{text:?} is no forwarded port; write LOCAL:REMOTE, ADDRESS:LOCAL:REMOTE or :REMOTE");
+    let (local, remote) = text.rsplit_once(':').unwrap_or((text, text));
+    host_port(local, Ipv4Addr::LOCALHOST.into(), remote).ok_or_else(refuse)
+}
+
+/// `[address:]port`, where an empty port leaves the choice to the kernel. An IPv6 address stands in brackets.
+fn host_port(host: &str, default: IpAddr, port: &str) -> Option<PublishedPort> {
+    let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u16>().ok())?;
+    let port = number(port).filter(|port| *port != 0)?;
+    let (address, local) = match host.rsplit_once(':') {
+        Some((address, local)) => {
+            let bare = address.strip_prefix('[').and_then(|address| address.strip_suffix(']'));
+            (bare.unwrap_or(address).parse().ok()?, local)
+        }
+        None => (default, host),
+    };
+    let local = if local.is_empty() { 0 } else { number(local).filter(|port| *port != 0)? };
+    Some(PublishedPort { host: SocketAddr::new(address, local), port })
+}
+
 /// Signals by name or number.
 pub fn signal(text: &str) -> Result<u8, String> {
     const NAMES: [(&str, u8); 16] = [
@@ -172,6 +207,29 @@ pub fn network_access(text: &str) -> Result<NetworkAccess, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn published_ports_are_read_as_docker_does() {
+        let published = |text: &str| published_port(text).map(|port| (port.host.to_string(), port.port));
+        assert_eq!(published("8080:80").unwrap(), ("0.0.0.0:8080".to_owned(), 80));
+        assert_eq!(published("127.0.0.1:8080:80/tcp").unwrap(), ("127.0.0.1:8080".to_owned(), 80));
+        assert_eq!(published("127.0.0.1::80").unwrap(), ("127.0.0.1:0".to_owned(), 80));
+        assert_eq!(published("[::1]:8080:80").unwrap(), ("[::1]:8080".to_owned(), 80));
+        assert_eq!(published("80").unwrap(), ("0.0.0.0:0".to_owned(), 80));
+        for wrong in ["", ":", "0", "80:0", "x:80", "8080:80/udp", "70000:1", "+1:80", "host:80:80"] {
+            published(wrong).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn forwarded_ports_are_local_unless_said_otherwise() {
+        let forwarded = |text: &str| forwarded_port(text).map(|port| (port.host.to_string(), port.port));
+        assert_eq!(forwarded("8080:80").unwrap(), ("127.0.0.1:8080".to_owned(), 80));
+        assert_eq!(forwarded("80").unwrap(), ("127.0.0.1:80".to_owned(), 80));
+        assert_eq!(forwarded(":80").unwrap(), ("127.0.0.1:0".to_owned(), 80));
+        assert_eq!(forwarded("0.0.0.0:8080:80").unwrap(), ("0.0.0.0:8080".to_owned(), 80));
+        forwarded("80:").unwrap_err();
+    }
 
     #[test]
     fn sizes() {

@@ -63,7 +63,7 @@ pub(super) async fn start(
     Query(options): Query<StartOptions>,
     mut request: Request,
 ) -> Result<Response, Failure> {
-    let upgrade = asked_upgrade(&mut request)?;
+    let upgrade = asked_upgrade(&mut request, PROTOCOL)?;
     let body = Bytes::from_request(request, &state)
         .await
         .map_err(|error| Failure::invalid(format!("the body cannot be read: {}", error.body_text())))?;
@@ -74,7 +74,7 @@ pub(super) async fn start(
     let (process, output) = spawn_with_output(&state, &id, request)?;
     if let Some(upgrade) = upgrade {
         session::serve(state, upgrade, Running::new(process, output));
-        return Ok(switching_protocols());
+        return Ok(switching_protocols(PROTOCOL));
     }
     Ok(Json(completed(&process, output).await).into_response())
 }
@@ -92,7 +92,7 @@ pub(super) async fn attach(
     Query(options): Query<AttachOptions>,
     mut request: Request,
 ) -> Result<Response, Failure> {
-    let upgrade = asked_upgrade(&mut request)?
+    let upgrade = asked_upgrade(&mut request, PROTOCOL)?
         .ok_or_else(|| Failure::invalid(format!("attaching needs an upgrade of the connection to {PROTOCOL}")))?;
     let process = find_process(&state, &id, &process)?;
     let from = match options.from {
@@ -101,23 +101,23 @@ pub(super) async fn attach(
     };
     let output = process.subscribe(from);
     session::serve(state, upgrade, Running::new(process, output));
-    Ok(switching_protocols())
+    Ok(switching_protocols(PROTOCOL))
 }
 
 /// The upgrade that the client asked for, if it did.
-fn asked_upgrade(request: &mut Request) -> Result<Option<OnUpgrade>, Failure> {
+pub(super) fn asked_upgrade(request: &mut Request, known: &'static str) -> Result<Option<OnUpgrade>, Failure> {
     match request.headers().get(UPGRADE) {
         None => Ok(None),
-        Some(protocol) if protocol == PROTOCOL => Ok(request.extensions_mut().remove::<OnUpgrade>()),
-        Some(protocol) => Err(Failure::invalid(format!("no upgrade to {protocol:?}; this interface knows {PROTOCOL}"))),
+        Some(protocol) if protocol == known => Ok(request.extensions_mut().remove::<OnUpgrade>()),
+        Some(protocol) => Err(Failure::invalid(format!("no upgrade to {protocol:?}; {known} is known here"))),
     }
 }
 
-fn switching_protocols() -> Response {
+pub(super) fn switching_protocols(protocol: &'static str) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    response.headers_mut().insert(UPGRADE, HeaderValue::from_static(PROTOCOL));
+    response.headers_mut().insert(UPGRADE, HeaderValue::from_static(protocol));
     response
 }
 

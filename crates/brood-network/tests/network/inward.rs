@@ -2,8 +2,9 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 
-use brood_network::{Attachment, ConnectError, Network, NetworkPolicy};
+use brood_network::{AddressPlan, Attachment, ConnectError, Forwarder, Network, NetworkPolicy};
 
 use crate::servers::{PATIENCE, Server, assert_refused, echo, fetch, greeter, look_up, udp_echo};
 use crate::world::{Namespace, World};
@@ -78,6 +79,41 @@ fn a_forwarded_port_ends_with_its_sandbox() {
     assert_refused(fetch(&world.host, "127.0.0.1:8080"));
     drop(forward);
     assert_eq!(fetch(&world.host, "127.0.0.1:8080").unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn ports_lead_into_sandboxes_without_a_network() {
+    let world = World::new();
+    let forwarder = Forwarder::start(AddressPlan::default()).unwrap();
+    let inside = Namespace::new();
+    inside.shell("ip link set lo up");
+    let _server = echo(&inside, "127.0.0.1:8000");
+    let namespace = Arc::new(inside.descriptor().try_clone_to_owned().unwrap());
+    let local = "127.0.0.1:0".parse().unwrap();
+    let forward = world.host.run(|| forwarder.forward(local, &namespace, 8000)).unwrap();
+    let address = forward.local_address();
+    let open = || {
+        let mut stream = world.host.run(|| TcpStream::connect(address).unwrap());
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"x")?;
+        stream.read_exact(&mut [0]).map(|()| stream)
+    };
+    let mut first = open().unwrap();
+    forward.reset_connections();
+    assert_refused(first.read_exact(&mut [0]));
+    let mut second = open().unwrap();
+    // What is taken cannot be had twice.
+    let taken = world.host.run(|| forwarder.forward(address, &namespace, 8000)).unwrap_err();
+    assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+    // The forward does not keep the namespace.
+    drop(namespace);
+    open().unwrap_err();
+    second.write_all(b"x").unwrap();
+    second.read_exact(&mut [0]).unwrap();
+    drop(forward);
+    assert_refused(second.read_exact(&mut [0]));
+    let refused = world.host.run(|| TcpStream::connect(address).unwrap_err());
+    assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
 }
 
 #[test]

@@ -1,9 +1,6 @@
-//! Arguments of checkpoints, forks, differences and networks.
+//! Arguments of checkpoints, forks and differences.
 
-use brood_sandbox::model::NetworkAccess;
 use clap::{Args, Subcommand};
-
-use crate::parse;
 
 #[derive(Debug, Args)]
 pub struct CheckpointArguments {
@@ -62,19 +59,4 @@ pub struct DiffArguments {
     /// The new state
     #[arg(value_name = "B")]
     pub new: String,
-}
-
-#[derive(Debug, Args)]
-pub struct NetworkArguments {
-    /// The sandbox
-    pub id: String,
-    /// What it may reach that no rule names: none or all
-    #[arg(long, value_name = "ACCESS", value_parser = parse::network_access)]
-    pub network: Option<NetworkAccess>,
-    /// Let it reach an address, range or name, such as 10.0.0.0/8 or *.example.com
-    #[arg(long, value_name = "DESTINATION", requires = "network")]
-    pub allow: Vec<String>,
-    /// Keep it from reaching one
-    #[arg(long, value_name = "DESTINATION", requires = "network")]
-    pub deny: Vec<String>,
 }

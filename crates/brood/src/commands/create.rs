@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use brood_api::types::CreateSandboxes;
-use brood_sandbox::model::{CreateRequest, NetworkRequest, ResourceLimits};
+use brood_sandbox::model::{CreateRequest, GroupMembership, NetworkRequest, ResourceLimits};
 
 use super::{Context, template_name};
 use crate::arguments::{CreateArguments, SandboxOptions};
@@ -40,7 +40,21 @@ pub fn request(template: &str, options: SandboxOptions) -> anyhow::Result<Create
         },
         timeout: None,
         labels: options.label.into_iter().collect(),
-        network: NetworkRequest { access: options.network, allow: options.allow, deny: options.deny },
         checkpoint_every_call: None,
+        publish: options.network.publish,
+        groups: options
+            .network
+            .group
+            .map(|group| GroupMembership { group, alias: options.network.alias })
+            .into_iter()
+            .collect(),
+        network: NetworkRequest {
+            access: options.network.network,
+            allow: options.network.allow,
+            deny: options.network.deny,
+            name_servers: Vec::new(),
+            bandwidth_bytes_per_second: options.network.limits.bandwidth,
+            connections: options.network.limits.connections,
+        },
     })
 }

@@ -26,13 +26,13 @@ pub async fn ps(context: &Context, arguments: PsArguments) -> Outcome {
             output::line(&sandbox.id)?;
         }
     } else {
-        let head = ["ID", "TEMPLATE", "STATE", "AGE", "EXPIRES", "MEMORY", "PROCESSES", "LABELS"];
+        let head = ["ID", "TEMPLATE", "STATE", "AGE", "EXPIRES", "MEMORY", "PROCESSES", "PORTS", "LABELS"];
         output::table(head, sandboxes.iter().map(sandbox_row))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn sandbox_row(sandbox: &SandboxInfo) -> [String; 8] {
+fn sandbox_row(sandbox: &SandboxInfo) -> [String; 9] {
     [
         short(sandbox.id.as_str()),
         sandbox.template.to_string(),
@@ -41,6 +41,7 @@ fn sandbox_row(sandbox: &SandboxInfo) -> [String; 8] {
         sandbox.expires_ms.map_or("never".to_owned(), |at| format!("in {}", distance(at))),
         bytes(sandbox.limits.memory_bytes),
         sandbox.processes.iter().filter(|process| process.exit.is_none()).count().to_string(),
+        sandbox.published.iter().map(|port| format!("{}->{}", port.host, port.port)).collect::<Vec<_>>().join(", "),
         pairs(&sandbox.labels),
     ]
 }

@@ -161,6 +161,8 @@ fn plan(state: &E2bState, owner: String, asked: Create, default_s: i64) -> Resul
         labels: metadata.into_iter().filter(|(key, _)| !key.is_empty() && !key.contains(['=', '\0'])).collect(),
         network,
         checkpoint_every_call: None,
+        publish: Vec::new(),
+        groups: Vec::new(),
     };
     Ok(Plan { origin, request, record, timeout })
 }

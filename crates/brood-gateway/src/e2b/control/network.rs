@@ -58,9 +58,14 @@ impl Rules {
         deny.retain(|rule| !everything(rule));
         let open = !closed || allow.iter().any(everything);
         if open {
-            return Ok(NetworkRequest { access: NetworkAccess::All, allow: plain(allow), deny });
+            return Ok(NetworkRequest {
+                access: NetworkAccess::All,
+                allow: plain(allow),
+                deny,
+                ..NetworkRequest::default()
+            });
         }
-        Ok(NetworkRequest { access: NetworkAccess::None, allow: plain(allow), deny })
+        Ok(NetworkRequest { access: NetworkAccess::None, allow: plain(allow), deny, ..NetworkRequest::default() })
     }
 
     /// What would be wrong to accept and then not do.
