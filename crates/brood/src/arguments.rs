@@ -160,7 +160,7 @@ pub enum Command {
     #[command(
         args_conflicts_with_subcommands = true,
         subcommand_negates_reqs = true,
-        after_help = "Examples:\n  brood network ID --network none --allow pypi.org\n  brood network ID --log\n  \
+        after_help = "Examples:\n  brood network ID --network none --allow pypi.org\n  brood network ID --look-ups\n  \
             brood network create task-1"
     )]
     Network(NetworkArguments),

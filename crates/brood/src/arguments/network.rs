@@ -67,7 +67,7 @@ pub struct NetworkArguments {
     pub connections: Option<u32>,
     /// Show the names that it looked up last
     #[arg(long, conflicts_with = "network")]
-    pub log: bool,
+    pub look_ups: bool,
 }
 
 #[derive(Debug, Subcommand)]

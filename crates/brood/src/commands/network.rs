@@ -20,7 +20,7 @@ pub async fn run(context: &Context, arguments: NetworkArguments) -> Outcome {
         Some(NetworkCommand::Create { group }) => create(context, &client, group).await,
         Some(NetworkCommand::Ls) => list(context, &client).await,
         Some(NetworkCommand::Rm { groups }) => remove(context, &client, groups).await,
-        None if arguments.log => log(context, &client, &arguments.id.unwrap_or_default()).await,
+        None if arguments.look_ups => log(context, &client, &arguments.id.unwrap_or_default()).await,
         None => one(context, &client, arguments).await,
     }
 }

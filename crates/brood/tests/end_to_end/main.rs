@@ -16,6 +16,7 @@ mod daemon;
 mod fixture;
 mod lifecycle;
 mod limits;
+mod network;
 mod soak;
 mod streams;
 mod terminal;
