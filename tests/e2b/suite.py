@@ -4,8 +4,10 @@ Which tests run depends on what the installed version has; what it lacks is skip
 """
 
 import datetime
+import http.client
 import io
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -41,6 +43,86 @@ class OneSandbox(unittest.TestCase):
     @classmethod
     def tearDownClass(cls):
         cls.sandbox.kill()
+
+
+SERVER = """
+import http.server
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        if self.headers.get("Upgrade") == "echo":
+            self.connection.sendall(b"HTTP/1.1 101 Switching Protocols\\r\\nConnection: Upgrade\\r\\nUpgrade: echo\\r\\n\\r\\n")
+            while data := self.connection.recv(4096):
+                self.connection.sendall(data)
+            self.close_connection = True
+            return
+        self.answer(repr(sorted(self.headers.keys())).lower().encode() + self.headers["Host"].encode())
+
+    def do_POST(self):
+        self.answer(self.rfile.read(int(self.headers["Content-Length"]))[::-1])
+
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+"""
+
+
+class Ports(OneSandbox):
+    """Servers inside, reached as a browser would: by the host name that get_host gives."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.files.write("/tmp/server.py", SERVER)
+        cls.commands.run("python3 /tmp/server.py", background=True)
+        cls.address = os.environ["E2B_SANDBOX_URL"].removeprefix("http://")
+        wait = "until python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8000), 1)' 2>/dev/null; do :; done"
+        cls.commands.run(wait)
+
+    def ask(self, method, body=None, port=8000, headers={}):
+        connection = http.client.HTTPConnection(self.address, timeout=20)
+        try:
+            connection.request(method, "/a?b=c", body, {"Host": self.sandbox.get_host(port), **headers})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def test_requests_arrive_without_tokens(self):
+        secrets = {"X-Access-Token": "a", "E2b-Traffic-Access-Token": "b", "X-Mine": "c"}
+        status, body = self.ask("GET", headers=secrets)
+        self.assertEqual(status, 200)
+        self.assertIn(b"x-mine", body)
+        self.assertNotIn(b"token", body)
+        self.assertIn(self.sandbox.get_host(8000).encode(), body)
+
+    def test_big_bodies_pass_both_ways(self):
+        body = os.urandom(3_000_000)
+        self.assertEqual(self.ask("POST", body), (200, body[::-1]))
+
+    def test_a_closed_port_is_told(self):
+        status, body = self.ask("GET", port=8001)
+        self.assertEqual(status, 502)
+        self.assertIn(b"port is not open", body)
+
+    def test_connections_change_their_protocol(self):
+        host, port = self.address.split(":")
+        request = f"GET / HTTP/1.1\r\nHost: {self.sandbox.get_host(8000)}\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=20) as connection:
+            connection.sendall(request.encode())
+            stream = connection.makefile("rb")
+            self.assertIn(b" 101 ", stream.readline())
+            while stream.readline() != b"\r\n":
+                pass
+            for text in (b"one\n", b"two\n"):
+                connection.sendall(text)
+                self.assertEqual(stream.readline(), text)
 
 
 class Commands(OneSandbox):

@@ -5,7 +5,7 @@
 //! - the **control plane** ([`control`]): sandboxes and templates as REST, for holders of an API key;
 //! - the **data plane**: traffic to one port of one sandbox, named by host (`<port>-<id>.<domain>`)
 //!   or by the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port`. Port 49983 is [`envd`] (files and
-//!   processes), 49999 is [`interpreter`], any other is a server inside ([`ports`]).
+//!   processes), any other is a server inside ([`ports`]).
 //!
 //! Field names and status codes follow the clients; `docs/e2b.md` tells which calls are there.
 
@@ -17,7 +17,6 @@ mod dispatch;
 mod edge;
 mod envd;
 mod failure;
-mod interpreter;
 pub mod keys;
 mod ports;
 mod record;

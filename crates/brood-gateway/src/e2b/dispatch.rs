@@ -16,15 +16,16 @@ use super::failure::{Failure, RouteFailure};
 use super::record::Record;
 use super::target::Target;
 use super::tokens::Purpose;
-use super::{E2bState, envd, interpreter, ports};
+use super::{E2bState, envd, ports};
 
 /// Port of files and processes.
 pub(super) const ENVD_PORT: u16 = 49983;
-/// Port of the code interpreter.
+/// Port of the code interpreter, which is a server inside like any other, but runs code.
 pub(super) const INTERPRETER_PORT: u16 = 49999;
 /// Header with the token for files and processes.
 pub(super) const ACCESS_TOKEN_HEADER: &str = "x-access-token";
-const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
+/// Header with the token for all other ports.
+pub(super) const TRAFFIC_TOKEN_HEADER: &str = "e2b-traffic-access-token";
 
 /// Both planes.
 #[derive(Debug, Clone)]
@@ -88,8 +89,7 @@ async fn route(planes: Planes, request: Request) -> (Plane, Response) {
     }
     let response = match plane {
         Plane::Envd => envd::serve(state, reached, request).await,
-        Plane::Interpreter => interpreter::serve(state, reached, request).await,
-        Plane::Port | Plane::Control => ports::serve(state, reached, request).await,
+        Plane::Interpreter | Plane::Port | Plane::Control => ports::serve(reached, request).await,
     };
     (plane, response)
 }

@@ -99,6 +99,8 @@ pub(super) enum RouteFailure<'a> {
     NoSandbox(&'a str),
     /// Nothing listens on the port.
     PortClosed(&'a str, u16),
+    /// What listens there closed the connection, or spoke no HTTP.
+    NoAnswer(&'a str, u16),
     /// The token for ports is wrong or missing.
     Forbidden(&'a str),
     /// The request does not say where it goes.
@@ -114,6 +116,11 @@ impl IntoResponse for RouteFailure<'_> {
             }
             Self::PortClosed(id, port) => {
                 let message = "The sandbox is running but port is not open";
+                let body = json!({ "sandboxId": id, "message": message, "port": port, "code": 502 });
+                (StatusCode::BAD_GATEWAY, body)
+            }
+            Self::NoAnswer(id, port) => {
+                let message = "The server on the port gave no HTTP answer";
                 let body = json!({ "sandboxId": id, "message": message, "port": port, "code": 502 });
                 (StatusCode::BAD_GATEWAY, body)
             }

@@ -4,8 +4,8 @@ use axum::http::header::HOST;
 use axum::http::{HeaderMap, Uri};
 
 /// Names of the routing headers.
-const SANDBOX_HEADER: &str = "e2b-sandbox-id";
-const PORT_HEADER: &str = "e2b-sandbox-port";
+pub(super) const SANDBOX_HEADER: &str = "e2b-sandbox-id";
+pub(super) const PORT_HEADER: &str = "e2b-sandbox-port";
 /// Longest sandbox id that is looked at: a label of a host name.
 const ID_BYTES_MAX: usize = 63;
 

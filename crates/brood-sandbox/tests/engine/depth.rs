@@ -35,11 +35,9 @@ fn ask(sandbox: &Sandbox, question: &str) -> String {
     }
 }
 
-/// Of the standstills, in microseconds.
-fn median(checkpoints: &[CheckpointInfo]) -> u64 {
-    let mut times: Vec<_> = checkpoints.iter().map(|checkpoint| checkpoint.standstill_us).collect();
-    times.sort_unstable();
-    times[times.len() / 2]
+/// Of the standstills, in microseconds: the one that other work on this machine disturbed least.
+fn quickest(checkpoints: &[CheckpointInfo]) -> u64 {
+    checkpoints.iter().map(|checkpoint| checkpoint.standstill_us).min().unwrap()
 }
 
 #[test]
@@ -64,8 +62,8 @@ fn the_five_hundredth_checkpoint_costs_what_the_first_did() {
         assert!(info.layers <= template + LAYERS_MAX, "{level}: {} layers", info.layers);
         checkpoints.push(info);
     }
-    let (first, last) = (median(&checkpoints[1..51]), median(&checkpoints[LEVELS - 50..]));
-    println!("median standstill: {first} us of the first 50, {last} us of the last 50");
+    let (first, last) = (quickest(&checkpoints[1..51]), quickest(&checkpoints[LEVELS - 50..]));
+    println!("quickest standstill: {first} us of the first 50, {last} us of the last 50");
     assert!(last < 3 * first, "{first} us, {last} us");
     // Up and down the chain, by a fixed rule that looks random.
     for step in 0..40 {
