@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use brood_deltafs::{LayerId, LayerStack};
 use brood_image::{FetchOptions, Source};
+use brood_network::RegistrySettings;
 
 use crate::copy_source::CopySource;
 use crate::engine::Engine;
@@ -32,10 +33,9 @@ pub(crate) const FAILURE_OUTPUT_BYTES: usize = 2000;
 pub(crate) const BUILD_PIDS: u32 = 8192;
 /// Files that every sandbox gets written anew; what a step left of them is not part of its layer.
 const IDENTITY_FILES: [&str; 4] = ["etc/hosts", "etc/hostname", "etc/resolv.conf", storage::SEED_FILE];
-/// Settings of package managers that the host's own proxies need, handed to `RUN` steps as Docker
-/// hands its predefined build arguments.
-const PROXY_VARIABLES: [&str; 8] =
-    ["http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY"];
+/// Settings that the host's own proxies need, handed to `RUN` steps as Docker hands its predefined
+/// build arguments. Compared without regard to case.
+const PROXY_VARIABLES: [&str; 3] = ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"];
 
 /// Where a build tells how far it is.
 pub trait BuildProgress: Send + Sync {
@@ -234,17 +234,16 @@ impl Engine {
         let template = Arc::new(Template::new(info(request, building), building.stack.clone()));
         let limits =
             ResourceLimits { memory_bytes: host_memory_bytes()?, pids: BUILD_PIDS, ..ResourceLimits::default() };
+        // What is no text is no proxy either.
+        let variables =
+            std::env::vars_os().filter_map(|(name, value)| name.into_string().ok().zip(value.into_string().ok()));
         let create = CreateRequest {
-            template: request.name.clone(),
-            environment: host_proxies(),
+            environment: proxies(variables, progress),
             limits,
-            timeout: None,
             labels: BTreeMap::from([("brood.build".to_owned(), request.name.to_string())]),
             // Package managers have to reach their registries.
             network: NetworkRequest { access: NetworkAccess::All, ..NetworkRequest::default() },
-            checkpoint_every_call: None,
-            publish: Vec::new(),
-            groups: Vec::new(),
+            ..CreateRequest::plain(request.name.clone())
         };
         let sandbox = self.create_cold(create, template)?;
         // As in a Dockerfile: the working directory is made when it is missing.
@@ -404,8 +403,20 @@ pub(crate) fn end_of(reason: ExitReason) -> String {
     }
 }
 
-fn host_proxies() -> BTreeMap<String, String> {
-    PROXY_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))).collect()
+/// The proxies among `variables`. One whose value holds a user name or password stays outside: a step
+/// could write it into a layer, and a layer goes wherever the template goes.
+fn proxies(
+    variables: impl Iterator<Item = (String, String)>,
+    progress: &dyn BuildProgress,
+) -> BTreeMap<String, String> {
+    let is_proxy = |name: &str| PROXY_VARIABLES.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let settings = RegistrySettings::from_variables(variables.filter(|(name, _)| is_proxy(name)));
+    for name in &settings.withheld {
+        progress.output(&format!(
+            "brood: {name} of the daemon holds a user name or password and is not passed on; --env passes it, and keeps it in the template\n"
+        ));
+    }
+    settings.variables.into_iter().collect()
 }
 
 pub(crate) fn host_memory_bytes() -> Result<u64> {
@@ -444,5 +455,39 @@ impl brood_image::Progress for Transfers<'_> {
 
     fn message(&self, _: &brood_image::ProgressItem, line: &str) {
         self.progress.output(&format!("{line}\n"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Said(Mutex<String>);
+
+    impl BuildProgress for Said {
+        fn step(&self, _: usize, _: usize, _: &str, _: bool) {}
+
+        fn output(&self, text: &str) {
+            self.0.lock().unwrap().push_str(text);
+        }
+
+        fn transfer(&self, _: &str, _: u64, _: Option<u64>) {}
+    }
+
+    #[test]
+    fn steps_get_proxies_but_no_passwords() {
+        let variables = [
+            ("https_proxy", "http://proxy.example:3128"),
+            ("HTTP_PROXY", "http://user:secret@proxy.example:3128"),
+            ("NO_PROXY", "localhost,.example"),
+            ("PIP_INDEX_URL", "https://mirror.example/simple"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ];
+        let said = Said::default();
+        let passed = proxies(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter(), &said);
+        assert_eq!(passed.keys().collect::<Vec<_>>(), ["NO_PROXY", "https_proxy"]);
+        let said = said.0.into_inner().unwrap();
+        assert!(said.contains("HTTP_PROXY") && !said.contains("secret"), "{said}");
     }
 }

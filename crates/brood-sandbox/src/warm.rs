@@ -12,7 +12,7 @@ use crate::build::{BUILD_PIDS, BuildProgress, FAILURE_OUTPUT_BYTES, end_of, host
 use crate::checkpoint::FrozenState;
 use crate::engine::Engine;
 use crate::error::{EngineError, ErrorKind, Result};
-use crate::model::{CreateRequest, ExitReason, NetworkRequest, ProcessRequest, ResourceLimits};
+use crate::model::{CreateRequest, ExitReason, ProcessRequest, ResourceLimits};
 use crate::output::{OutputEvent, SubscribeFrom};
 use crate::process::{Process, lock};
 use crate::sandbox::Sandbox;
@@ -58,19 +58,13 @@ impl Engine {
         progress: &dyn BuildProgress,
     ) -> Result<Arc<FrozenState>> {
         let request = CreateRequest {
-            template: template.info.name.clone(),
-            environment: BTreeMap::new(),
             limits: ResourceLimits {
                 memory_bytes: host_memory_bytes()?,
                 pids: BUILD_PIDS,
                 ..ResourceLimits::default()
             },
-            timeout: None,
             labels: BTreeMap::from([("brood.start".to_owned(), template.info.name.to_string())]),
-            network: NetworkRequest::default(),
-            checkpoint_every_call: None,
-            publish: Vec::new(),
-            groups: Vec::new(),
+            ..CreateRequest::plain(template.info.name.clone())
         };
         let sandbox = self.create_cold(request, Arc::clone(template))?;
         let frozen = start(&sandbox, command, template.info.ready_command.as_deref(), progress)
