@@ -18,6 +18,7 @@ use serde_json::Value;
 use crate::environment::Environment;
 use crate::figures::{Distribution, Samples};
 use crate::sandbox::create_request;
+use crate::selection::Selection;
 
 /// What is measured, by key.
 pub const KEYS: [&str; 9] = [
@@ -35,12 +36,8 @@ pub const KEYS: [&str; 9] = [
 /// How it is measured.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// A tenth of the repetitions.
-    pub quick: bool,
-    /// Only these keys; all when empty.
-    pub only: Vec<String>,
-    /// Where samples go.
-    pub data: Option<PathBuf>,
+    /// What is measured, and how often.
+    pub selection: Selection,
     /// The daemon's state directory.
     pub state_directory: PathBuf,
 }
@@ -94,7 +91,7 @@ struct Run<'a> {
 /// # Errors
 /// When something that is measured fails; what was made for it is removed.
 pub async fn run(client: &Client, options: &Options, say: &(dyn Fn(&str) + Sync)) -> anyhow::Result<Report> {
-    if let Some(directory) = &options.data {
+    if let Some(directory) = &options.selection.data {
         std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     }
     template::prepare(client, say).await?;
@@ -104,7 +101,7 @@ pub async fn run(client: &Client, options: &Options, say: &(dyn Fn(&str) + Sync)
     run.remove_all().await;
     measured?;
     run.report.environment = Some(environment);
-    if let Some(directory) = &options.data {
+    if let Some(directory) = &options.selection.data {
         let path = directory.join("checkpoint.json");
         std::fs::write(&path, serde_json::to_vec_pretty(&run.report)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -114,47 +111,30 @@ pub async fn run(client: &Client, options: &Options, say: &(dyn Fn(&str) + Sync)
 
 impl Run<'_> {
     async fn measure(&mut self) -> anyhow::Result<()> {
-        if self.wants("standstill_ms") || self.wants("rollback_ms") {
+        if self.options.selection.wants("standstill_ms") || self.options.selection.wants("rollback_ms") {
             self.rounds().await?;
         }
-        if self.wants("standstill_by_pages") {
+        if self.options.selection.wants("standstill_by_pages") {
             self.by_pages().await?;
         }
-        if self.wants("standstill_by_size") {
+        if self.options.selection.wants("standstill_by_size") {
             self.by_size().await?;
         }
-        if self.wants("tracking_slowdown") {
+        if self.options.selection.wants("tracking_slowdown") {
             self.tracking().await?;
         }
-        if self.wants("fork_running_ms") || self.wants("fork_answer_ms") {
+        if self.options.selection.wants("fork_running_ms") || self.options.selection.wants("fork_answer_ms") {
             self.one_fork().await?;
         }
-        if self.wants("fork_100_ms") || self.wants("fork_unshared_kb") {
+        if self.options.selection.wants("fork_100_ms") || self.options.selection.wants("fork_unshared_kb") {
             self.many_forks().await?;
         }
         Ok(())
     }
 
-    fn wants(&self, key: &str) -> bool {
-        self.options.only.is_empty() || self.options.only.iter().any(|wanted| wanted == key)
-    }
-
-    /// Repetitions, fewer for a quick look.
-    fn times(&self, repetitions: usize) -> usize {
-        if self.options.quick { (repetitions / 10).max(3) } else { repetitions }
-    }
-
-    /// Keeps samples and gives their distribution.
-    fn keep(&self, name: &str, samples: &Samples) -> anyhow::Result<Option<Distribution>> {
-        if let Some(directory) = &self.options.data {
-            samples.write(directory, name).with_context(|| format!("cannot write samples of {name}"))?;
-        }
-        Ok(samples.distribution())
-    }
-
     /// Keeps samples of something that is told beside the figures.
     fn beside(&mut self, name: &str, samples: &Samples) -> anyhow::Result<()> {
-        let distribution = self.keep(name, samples)?;
+        let distribution = self.options.selection.keep(name, samples)?;
         self.report.beside.insert(name.to_owned(), serde_json::to_value(distribution)?);
         Ok(())
     }

@@ -13,6 +13,7 @@ pub mod environment;
 pub mod figures;
 pub mod host;
 pub mod sandbox;
+pub mod selection;
 pub mod squeeze;
 
 pub use environment::Environment;

@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::environment::Environment;
 use crate::figures::{Distribution, Samples};
 use crate::host;
+use crate::selection::Selection;
 
 /// What is measured, by key.
 pub const KEYS: [&str; 6] =
@@ -25,12 +26,8 @@ pub const KEYS: [&str; 6] =
 /// How it is measured.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// A tenth of the repetitions.
-    pub quick: bool,
-    /// Only these keys; all when empty.
-    pub only: Vec<String>,
-    /// Where samples go.
-    pub data: Option<PathBuf>,
+    /// What is measured, and how often.
+    pub selection: Selection,
     /// A directory for the plain chroot, on the same file system as the daemon's state.
     pub scratch: PathBuf,
     /// The daemon's state directory.
@@ -77,7 +74,7 @@ struct Run<'a> {
 /// # Errors
 /// When something that is measured fails; what was made for it is removed.
 pub async fn run(client: &Client, options: &Options, say: &(dyn Fn(&str) + Sync)) -> anyhow::Result<Report> {
-    if let Some(directory) = &options.data {
+    if let Some(directory) = &options.selection.data {
         std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     }
     let environment = Environment::here(&options.state_directory);
@@ -87,7 +84,7 @@ pub async fn run(client: &Client, options: &Options, say: &(dyn Fn(&str) + Sync)
     run.kill_all().await;
     measured?;
     run.report.environment = Some(environment);
-    if let Some(directory) = &options.data {
+    if let Some(directory) = &options.selection.data {
         let path = directory.join("sandbox.json");
         std::fs::write(&path, serde_json::to_vec_pretty(&run.report)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
@@ -97,44 +94,27 @@ pub async fn run(client: &Client, options: &Options, say: &(dyn Fn(&str) + Sync)
 
 impl Run<'_> {
     async fn measure(&mut self) -> anyhow::Result<()> {
-        if self.wants("exec_true_ms") {
+        if self.options.selection.wants("exec_true_ms") {
             self.exec_true().await?;
         }
-        if self.wants("create_true_kill_ms") {
+        if self.options.selection.wants("create_true_kill_ms") {
             self.create_true_kill().await?;
         }
-        if self.wants("create_100_s") {
+        if self.options.selection.wants("create_100_s") {
             self.create_100().await?;
         }
-        if self.wants("idle_kb") {
+        if self.options.selection.wants("idle_kb") {
             self.idle().await?;
         }
-        if self.wants("native_ratio") || self.wants("files_ratio") {
+        if self.options.selection.wants("native_ratio") || self.options.selection.wants("files_ratio") {
             self.ratios().await?;
         }
         Ok(())
     }
 
-    fn wants(&self, key: &str) -> bool {
-        self.options.only.is_empty() || self.options.only.iter().any(|wanted| wanted == key)
-    }
-
-    /// Repetitions, fewer for a quick look.
-    fn times(&self, repetitions: usize) -> usize {
-        if self.options.quick { (repetitions / 10).max(3) } else { repetitions }
-    }
-
-    /// Keeps samples and gives their distribution.
-    fn keep(&self, name: &str, samples: &Samples) -> anyhow::Result<Option<Distribution>> {
-        if let Some(directory) = &self.options.data {
-            samples.write(directory, name).with_context(|| format!("cannot write samples of {name}"))?;
-        }
-        Ok(samples.distribution())
-    }
-
     /// Keeps samples of something that is told beside the figures.
     fn beside(&mut self, name: &str, samples: &Samples) -> anyhow::Result<()> {
-        let distribution = self.keep(name, samples)?;
+        let distribution = self.options.selection.keep(name, samples)?;
         self.report.beside.insert(name.to_owned(), serde_json::to_value(distribution)?);
         Ok(())
     }
@@ -210,6 +190,6 @@ impl Drop for Scratch {
 
 /// The host's own figures beside those of creating and running.
 fn host_true(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let samples = host::fork_exec_true_ms(run.times(500))?;
+    let samples = host::fork_exec_true_ms(run.options.selection.times(500))?;
     run.beside("host_fork_exec_true_ms", &samples)
 }

@@ -14,7 +14,7 @@ use brood_sandbox::build::Quiet;
 use brood_sandbox::engine::{Engine, EngineSettings};
 use brood_sandbox::error::EngineError;
 use brood_sandbox::memory::{MemoryFigures, SqueezeInfo};
-use brood_sandbox::model::{BuildRequest, CreateRequest, NetworkRequest, ProcessRequest, ResourceLimits};
+use brood_sandbox::model::{BuildRequest, CreateRequest, ProcessRequest};
 use brood_sandbox::output::{OutputEvent, SubscribeFrom, Subscription};
 use brood_sandbox::process::Process;
 use brood_sandbox::sandbox::Sandbox;
@@ -172,17 +172,7 @@ fn build(engine: &Engine, say: &dyn Fn(&str)) -> Result<()> {
 }
 
 fn create_request() -> Result<CreateRequest> {
-    Ok(CreateRequest {
-        template: TEMPLATE.parse()?,
-        environment: BTreeMap::new(),
-        limits: ResourceLimits::default(),
-        timeout: None,
-        labels: BTreeMap::new(),
-        network: NetworkRequest::default(),
-        checkpoint_every_call: None,
-        publish: Vec::new(),
-        groups: Vec::new(),
-    })
+    Ok(CreateRequest::plain(TEMPLATE.parse()?))
 }
 
 /// A Python session in a sandbox.

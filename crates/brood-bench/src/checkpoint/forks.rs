@@ -26,7 +26,7 @@ impl Run<'_> {
         let first = self.fork(WARM, 1).await?;
         self.kill(&first).await?;
         let (mut running, mut answer) = (Samples::new(), Samples::new());
-        for _ in 0..self.times(200) {
+        for _ in 0..self.options.selection.times(200) {
             tokio::time::sleep(GAP).await;
             let begin = Instant::now();
             let ids = self.fork(WARM, 1).await?;
@@ -37,8 +37,8 @@ impl Run<'_> {
             answer.push(begin.elapsed().as_secs_f64() * 1e3);
             self.kill(&ids).await?;
         }
-        self.report.fork_running_ms = self.keep("fork_running_ms", &running)?;
-        self.report.fork_answer_ms = self.keep("fork_answer_ms", &answer)?;
+        self.report.fork_running_ms = self.options.selection.keep("fork_running_ms", &running)?;
+        self.report.fork_answer_ms = self.options.selection.keep("fork_answer_ms", &answer)?;
         self.restored_forks().await
     }
 
@@ -47,7 +47,7 @@ impl Run<'_> {
         let id = self.create_one(WARM).await?;
         let checkpoint = self.checkpoint(&id).await?.id;
         let mut samples = Samples::new();
-        for _ in 0..self.times(100) {
+        for _ in 0..self.options.selection.times(100) {
             let begin = Instant::now();
             let ids = self.fork(checkpoint.as_str(), 1).await?;
             samples.push(begin.elapsed().as_secs_f64() * 1e3);
@@ -60,7 +60,7 @@ impl Run<'_> {
     pub(super) async fn many_forks(&mut self) -> anyhow::Result<()> {
         (self.say)("forking the warm template 100 times at once");
         let (mut together, mut unshared) = (Samples::new(), Samples::new());
-        for _ in 0..self.times(20) {
+        for _ in 0..self.options.selection.times(20) {
             let begin = Instant::now();
             let ids = self.fork(WARM, TOGETHER).await?;
             together.push(begin.elapsed().as_secs_f64() * 1e3);
@@ -69,8 +69,8 @@ impl Run<'_> {
             }
             self.kill(&ids).await?;
         }
-        self.report.fork_100_ms = self.keep("fork_100_ms", &together)?;
-        self.report.fork_unshared_kb = self.keep("fork_unshared_kb", &unshared)?;
+        self.report.fork_100_ms = self.options.selection.keep("fork_100_ms", &together)?;
+        self.report.fork_unshared_kb = self.options.selection.keep("fork_unshared_kb", &unshared)?;
         Ok(())
     }
 }

@@ -27,7 +27,7 @@ impl Run<'_> {
         let id = self.create_one(WARM).await?;
         let (mut standstill, mut whole, mut rollback) = (Samples::new(), Samples::new(), Samples::new());
         let mut asked = self.join(&id).await?;
-        for _ in 0..self.times(200) {
+        for _ in 0..self.options.selection.times(200) {
             let before = asked.ask(&format!("work({PAGES})")).await?;
             let begin = Instant::now();
             let checkpoint = self.checkpoint(&id).await?;
@@ -43,8 +43,8 @@ impl Run<'_> {
                 bail!("after a rollback the session has {after} calls instead of {before}");
             }
         }
-        self.report.standstill_ms = self.keep("standstill_ms", &standstill)?;
-        self.report.rollback_ms = self.keep("rollback_ms", &rollback)?;
+        self.report.standstill_ms = self.options.selection.keep("standstill_ms", &standstill)?;
+        self.report.rollback_ms = self.options.selection.keep("rollback_ms", &rollback)?;
         self.beside("checkpoint_whole_ms", &whole)?;
         self.copy_of_the_tree(&id).await?;
         drop(asked);
@@ -55,7 +55,7 @@ impl Run<'_> {
     /// What brings files back without checkpoints, and only these: a copy of the working tree.
     async fn copy_of_the_tree(&mut self, id: &str) -> anyhow::Result<()> {
         let mut samples = Samples::new();
-        for _ in 0..self.times(30) {
+        for _ in 0..self.options.selection.times(30) {
             let begin = Instant::now();
             self.succeed(id, &["cp", "-a", "/tree", "/copy"]).await?;
             samples.push(milliseconds(begin));
@@ -67,7 +67,7 @@ impl Run<'_> {
     /// What brings processes back without checkpoints: another sandbox, and the calls once more.
     async fn replay(&mut self) -> anyhow::Result<()> {
         let mut samples = Samples::new();
-        for _ in 0..self.times(30) {
+        for _ in 0..self.options.selection.times(30) {
             let begin = Instant::now();
             let id = self.create_one(COLD).await?;
             let mut asked = self.start(&id).await?;
@@ -112,14 +112,14 @@ impl Run<'_> {
     async fn median_standstill(&self, id: &str, pages: usize, name: &str) -> anyhow::Result<f64> {
         let mut asked = self.join(id).await?;
         let mut samples = Samples::new();
-        for number in 0..=self.times(40) {
+        for number in 0..=self.options.selection.times(40) {
             asked.ask(&format!("work({pages})")).await?;
             let standstill = self.checkpoint(id).await?.standstill_us;
             if number > 0 {
                 samples.push(standstill as f64 / 1e3);
             }
         }
-        let distribution = self.keep(name, &samples)?;
+        let distribution = self.options.selection.keep(name, &samples)?;
         Ok(distribution.context("no samples")?.p50)
     }
 
@@ -127,7 +127,7 @@ impl Run<'_> {
     pub(super) async fn tracking(&mut self) -> anyhow::Result<()> {
         (self.say)("what tracking of written pages costs");
         let (mut free, mut tracked) = (Samples::new(), Samples::new());
-        for _ in 0..self.times(20) {
+        for _ in 0..self.options.selection.times(20) {
             let id = self.create_one(COLD).await?;
             let mut asked = self.start(&id).await?;
             asked.ask("compute()").await?;

@@ -34,7 +34,7 @@ impl Run<'_> {
         let each = |before: u64, after: u64| (after as f64 - before as f64) / f64::from(IDLE_SANDBOXES);
         let mut whole = Samples::new();
         let mut parts = vec![Samples::new(); PARTS.len()];
-        for _ in 0..self.times(ROUNDS) {
+        for _ in 0..self.options.selection.times(ROUNDS) {
             let before = reading()?;
             let ids = self.create(IDLE_SANDBOXES).await?;
             let after = reading()?;
@@ -44,7 +44,7 @@ impl Run<'_> {
                 samples.push(each(*before, *after));
             }
         }
-        self.report.idle_kb = self.keep("idle_kb", &whole)?.map(|distribution| distribution.p50);
+        self.report.idle_kb = self.options.selection.keep("idle_kb", &whole)?.map(|distribution| distribution.p50);
         let medians = PARTS.iter().zip(&parts).map(|(name, samples)| ((*name).to_owned(), json!(samples.median())));
         self.report.beside.insert("idle_parts_kb".to_owned(), medians.collect::<serde_json::Map<_, _>>().into());
         self.report.beside.insert("idle_sandboxes".to_owned(), json!(IDLE_SANDBOXES));

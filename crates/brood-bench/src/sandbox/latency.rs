@@ -22,19 +22,19 @@ impl Run<'_> {
         let mut session = self.client.open_session(id, &request).await?;
         succeeded(&mut session).await?;
         let (mut kept, mut new) = (Samples::new(), Samples::new());
-        for _ in 0..self.times(2000) {
+        for _ in 0..self.options.selection.times(2000) {
             let begin = Instant::now();
             session.run(id, &request).await?;
             succeeded(&mut session).await?;
             kept.push(begin.elapsed().as_secs_f64() * 1e3);
         }
-        for _ in 0..self.times(500) {
+        for _ in 0..self.options.selection.times(500) {
             let begin = Instant::now();
             let mut session = self.client.open_session(id, &request).await?;
             succeeded(&mut session).await?;
             new.push(begin.elapsed().as_secs_f64() * 1e3);
         }
-        self.report.exec_true_ms = self.keep("exec_true_ms", &kept)?;
+        self.report.exec_true_ms = self.options.selection.keep("exec_true_ms", &kept)?;
         self.beside("exec_true_new_connection_ms", &new)?;
         drop(session);
         self.kill(&ids).await
@@ -45,7 +45,7 @@ impl Run<'_> {
         let request = command(&["/bin/true"]);
         let (mut all, mut create, mut exec, mut kill) =
             (Samples::new(), Samples::new(), Samples::new(), Samples::new());
-        for _ in 0..self.times(500) {
+        for _ in 0..self.options.selection.times(500) {
             let begin = Instant::now();
             let ids = self.create(1).await?;
             let created = Instant::now();
@@ -64,7 +64,7 @@ impl Run<'_> {
                 samples.push((to - from).as_secs_f64() * 1e3);
             }
         }
-        self.report.create_true_kill_ms = self.keep("create_true_kill_ms", &all)?;
+        self.report.create_true_kill_ms = self.options.selection.keep("create_true_kill_ms", &all)?;
         self.beside("create_ms", &create)?;
         self.beside("first_exec_true_ms", &exec)?;
         self.beside("kill_ms", &kill)
@@ -73,13 +73,13 @@ impl Run<'_> {
     pub(super) async fn create_100(&mut self) -> anyhow::Result<()> {
         (self.say)("creating 100 at once");
         let mut samples = Samples::new();
-        for _ in 0..self.times(20) {
+        for _ in 0..self.options.selection.times(20) {
             let begin = Instant::now();
             let ids = self.create(TOGETHER).await?;
             samples.push(begin.elapsed().as_secs_f64());
             self.kill(&ids).await?;
         }
-        self.report.create_100_s = self.keep("create_100_s", &samples)?;
+        self.report.create_100_s = self.options.selection.keep("create_100_s", &samples)?;
         Ok(())
     }
 }

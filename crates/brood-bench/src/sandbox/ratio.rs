@@ -29,14 +29,14 @@ impl Run<'_> {
         let id = ids.first().context("no sandbox was made")?;
         let root = Scratch::new(self.options.scratch.join("chroot"))?;
         self.fill(id, root.path()).await?;
-        let chroot_true = host::chroot_true_ms(root.path(), self.times(300))?;
+        let chroot_true = host::chroot_true_ms(root.path(), self.options.selection.times(300))?;
         self.beside("host_chroot_true_ms", &chroot_true)?;
-        if self.wants("native_ratio") {
+        if self.options.selection.wants("native_ratio") {
             (self.say)("running a test-suite inside and in the chroot");
             let line = format!("cd {PROJECT_DIRECTORY} && python3 -m pytest -q -p no:cacheprovider");
             self.report.native_ratio = Some(self.compare("native", id, root.path(), &line).await?);
         }
-        if self.wants("files_ratio") {
+        if self.options.selection.wants("files_ratio") {
             (self.say)("working on many files inside and in the chroot");
             self.report.files_ratio = Some(self.compare("files", id, root.path(), &files_job()).await?);
         }
@@ -84,7 +84,7 @@ impl Run<'_> {
         // Once each for the caches, unmeasured.
         self.inside_seconds(id, line).await?;
         host::chroot_seconds(root, line)?;
-        for pair in 0..self.times(PAIRS) {
+        for pair in 0..self.options.selection.times(PAIRS) {
             for side in 0..2 {
                 if (pair + side) % 2 == 0 {
                     inside.push(self.inside_seconds(id, line).await?);

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use brood_api::Client;
+use brood_bench::selection::Selection;
 use brood_bench::{checkpoint, sandbox};
 
 use super::Context;
@@ -32,9 +33,7 @@ async fn sandbox(context: &Context, arguments: BenchArguments) -> Outcome {
     let settings = own_settings(&context.settings);
     let state_directory = settings.state_directory.value.clone();
     let options = sandbox::Options {
-        quick: arguments.quick,
-        only: arguments.only,
-        data: arguments.data,
+        selection: selection(arguments),
         scratch: state_directory.join("bench-scratch"),
         state_directory,
     };
@@ -47,14 +46,16 @@ async fn checkpoint(context: &Context, arguments: BenchArguments) -> Outcome {
     check_keys(&arguments, &checkpoint::KEYS)?;
     let settings = own_settings(&context.settings);
     let options = checkpoint::Options {
-        quick: arguments.quick,
-        only: arguments.only,
-        data: arguments.data,
+        selection: selection(arguments),
         state_directory: settings.state_directory.value.clone(),
     };
     let client = start(&settings).await?;
     let report = ended_with(&client, checkpoint::run(&client, &options, &say)).await?;
     show(context, &checkpoint::KEYS, &serde_json::to_value(&report)?)
+}
+
+fn selection(arguments: BenchArguments) -> Selection {
+    Selection { quick: arguments.quick, only: arguments.only, data: arguments.data }
 }
 
 fn say(text: &str) {

@@ -153,16 +153,12 @@ fn plan(state: &E2bState, owner: String, asked: Create, default_s: i64) -> Resul
         network: asked.network.as_ref().and_then(|rules| serde_json::to_value(rules).ok()),
     };
     let request = CreateRequest {
-        template: origin.template().clone(),
         environment: asked.env_vars.unwrap_or_default(),
         limits: origin.limits(),
-        timeout: None,
         // The engine's labels are stricter than metadata; what does not fit is in the record alone.
         labels: metadata.into_iter().filter(|(key, _)| !key.is_empty() && !key.contains(['=', '\0'])).collect(),
         network,
-        checkpoint_every_call: None,
-        publish: Vec::new(),
-        groups: Vec::new(),
+        ..CreateRequest::plain(origin.template().clone())
     };
     Ok(Plan { origin, request, record, timeout })
 }
